@@ -1,4 +1,4 @@
-"""The timer that keeps the server informed, until nobody has proved to be the writer (A7)."""
+"""Timer that sends feedback to the server while the writer holds its lock (A7)."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.ingest.pump import Pump, until
 
 
 class Told:
-    """Remembers what it was told."""
+    """Stream that records the confirmed positions."""
 
     def __init__(self, clock: ManualClock) -> None:
         self.positions: list[Lsn] = []
@@ -25,7 +25,7 @@ class Told:
         self.last_ms = self._clock.boot_ms()
 
 
-def test_it_falls_silent_when_nothing_was_made_durable_for_long() -> None:
+def test_feedback_without_durable_progress_stops_after_proof_interval() -> None:
     clock = ManualClock()
     told = Told(clock)
     began = clock.boot_ms()
@@ -38,7 +38,7 @@ def test_it_falls_silent_when_nothing_was_made_durable_for_long() -> None:
     assert {*told.positions} == {Lsn(7)}
 
 
-def test_what_is_durable_is_said_at_once() -> None:
+def test_feedback_of_durable_position_is_sent_immediately() -> None:
     clock = ManualClock()
     told = Told(clock)
     feedback = Feedback(told, clock, durable=Lsn(7))
@@ -57,7 +57,7 @@ def test_feedback_interval_is_a_third_of_the_server_timeout(
     assert feedback_interval_ms(server_timeout_ms) == interval_ms
 
 
-def test_feedback_is_sent_at_the_interval_of_its_stream() -> None:
+def test_feedback_is_sent_at_interval_of_its_stream() -> None:
     clock = ManualClock()
     told = Told(clock)
     told.server_timeout_ms = 1_500
@@ -70,7 +70,7 @@ def test_feedback_is_sent_at_the_interval_of_its_stream() -> None:
     assert {*told.positions} == {Lsn(7)}
 
 
-def test_server_with_short_wal_sender_timeout_keeps_the_stream_between_ticks(
+def test_stream_with_short_wal_sender_timeout_survives_between_ticks(
     database: Database, tmp_path: Path
 ) -> None:
     database.sql(

@@ -1,4 +1,4 @@
-"""The first start: what is missing is told, and what cannot be is not tried for ever."""
+"""First start: missing prerequisites are reported, and permanent errors are not retried."""
 
 import os
 import random
@@ -44,7 +44,9 @@ def ingest(path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_role_that_may_not_replicate_is_told_what_helps(database: Database, file) -> None:
+def test_ingest_with_role_without_replication_fails_with_statement_to_run(
+    database: Database, file
+) -> None:
     database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
     role = f"plain_{database.name}"
     database.sql(f"CREATE ROLE {role} LOGIN PASSWORD 'secret'; GRANT SELECT ON t TO {role}")
@@ -57,7 +59,7 @@ def test_a_role_that_may_not_replicate_is_told_what_helps(database: Database, fi
         database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_once_does_not_wait_for_a_server_that_was_never_reached(file) -> None:
+def test_ingest_once_with_unreachable_server_fails_without_waiting(file) -> None:
     done = ingest(file("postgresql://nobody@127.0.0.1:1/nothing"), "--once")
     assert done.returncode == 1
     assert "cannot connect to" in done.stderr
@@ -65,7 +67,7 @@ def test_once_does_not_wait_for_a_server_that_was_never_reached(file) -> None:
 
 
 @pytest.mark.parametrize("password", ["wrong", ""], ids=["another", "none"])
-def test_nobody_waits_for_a_server_that_never_let_us_in(
+def test_ingest_with_rejected_password_at_first_start_fails_without_waiting(
     database: Database, file, password: str
 ) -> None:
     database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
@@ -81,7 +83,9 @@ def test_nobody_waits_for_a_server_that_never_let_us_in(
         database.sql(f"DROP ROLE {role}")
 
 
-def test_what_was_followed_already_may_be_let_in_again(database: Database, tmp_path: Path) -> None:
+def test_check_with_rejected_password_is_transient_only_for_started_source(
+    database: Database, tmp_path: Path
+) -> None:
     url = database.url(password="wrong", host="tcp")
     source = PostgresSource(
         "shop",
@@ -97,7 +101,7 @@ def test_what_was_followed_already_may_be_let_in_again(database: Database, tmp_p
         source.check(started=False)
 
 
-def test_a_password_that_is_taken_for_a_server_is_not_shown(file) -> None:
+def test_ingest_with_unescaped_at_sign_in_password_does_not_print_it(file) -> None:
     done = ingest(file("postgresql://penstock:p@ss@w:rd@127.0.0.1:54777/shop"))
     assert done.returncode == 1
     assert "has an @ too many" in done.stderr
@@ -106,7 +110,7 @@ def test_a_password_that_is_taken_for_a_server_is_not_shown(file) -> None:
         assert part not in done.stderr
 
 
-def test_a_burst_of_signals_is_one(database: Database, tmp_path: Path) -> None:
+def test_ingest_with_burst_of_stop_signals_exits_0(database: Database, tmp_path: Path) -> None:
     database.sql("CREATE TABLE t (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR TABLE t")
     pump = Pump(database, tmp_path)
     process = pump.spawn()

@@ -1,4 +1,4 @@
-"""A database is followed: what is stored is what is upstream, at every tick and at the end."""
+"""Replication of a database: collections equal the tables at every tick and at the end."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
 @pytest.fixture
 def shop(database: Database) -> Database:
-    """A database with a publication of all its tables."""
+    """Return a database with a publication of all its tables."""
     database.sql("CREATE PUBLICATION penstock FOR ALL TABLES")
     return database
 
@@ -21,7 +21,7 @@ def shop(database: Database) -> Database:
     "identity",
     ["DEFAULT", "FULL", "USING INDEX item_code"],
 )
-def test_first_copy_and_stream_equal_the_table(
+def test_snapshot_and_stream_equal_table_for_every_replica_identity(
     shop: Database, tmp_path: Path, identity: str
 ) -> None:
     shop.sql(
@@ -71,7 +71,9 @@ def test_rows_of_one_transaction_share_a_time_across_tables(shop: Database, tmp_
     assert len(found["public.moved"].changes) > 3
 
 
-def test_truncate_savepoints_and_messages(shop: Database, tmp_path: Path) -> None:
+def test_stream_with_truncate_savepoints_and_messages_equals_tables(
+    shop: Database, tmp_path: Path
+) -> None:
     shop.sql(
         """
         CREATE TABLE a (id int PRIMARY KEY, v text);
@@ -116,14 +118,14 @@ def test_truncate_savepoints_and_messages(shop: Database, tmp_path: Path) -> Non
     check(pump, shop, ["public.a", "public.b", "public.empty"])
 
 
-def test_an_idle_source_advances_and_lets_the_server_forget(shop: Database, tmp_path: Path) -> None:
+def test_idle_source_advances_upper_and_confirmed_flush_lsn(shop: Database, tmp_path: Path) -> None:
     shop.sql("CREATE TABLE item (id int PRIMARY KEY); INSERT INTO item VALUES (1)")
     shop.sql("CREATE DATABASE " + (other := f"{shop.name}_other"))
     try:
         with Pump(shop, tmp_path) as pump:
             pump.settle()
             before = slot(shop)
-            # Nothing of ours changes; the server writes for somebody else.
+            # No tracked table changes; the server writes WAL of another database.
             shop.server.sql("CREATE TABLE t AS SELECT generate_series(1, 5000)", database=other)
             shop.server.sql("CHECKPOINT")
             upper = pump.settle()
@@ -138,7 +140,7 @@ def test_an_idle_source_advances_and_lets_the_server_forget(shop: Database, tmp_
 
 
 def slot(database: Database) -> dict[str, int]:
-    """Where our slot stands."""
+    """Return the positions of the replication slot."""
     [(confirmed, restart)] = database.sql(
         "SELECT confirmed_flush_lsn - '0/0', restart_lsn - '0/0' FROM pg_replication_slots"
         " WHERE database = current_database() AND NOT temporary"
@@ -161,7 +163,7 @@ def slot(database: Database) -> dict[str, int]:
         ),
     ],
 )
-def test_partitioned_tables(
+def test_partitioned_tables_are_tracked_as_leaves_or_root(
     database: Database, tmp_path: Path, members: str, tables: list[str]
 ) -> None:
     database.sql(
@@ -184,7 +186,9 @@ def test_partitioned_tables(
     check(pump, database, tables)
 
 
-def test_generated_excluded_text_and_odd_names(database: Database, tmp_path: Path) -> None:
+def test_generated_excluded_and_text_columns_with_quoted_names_equal_table(
+    database: Database, tmp_path: Path
+) -> None:
     database.sql(
         """
         CREATE SCHEMA "My Schema";
@@ -224,7 +228,7 @@ def test_generated_excluded_text_and_odd_names(database: Database, tmp_path: Pat
     assert found[odd].columns == ("Key", "a b", "amount", "ü")
 
 
-def test_a_restart_goes_on_without_copying_again(database: Database, tmp_path: Path) -> None:
+def test_restart_resumes_stream_without_second_snapshot(database: Database, tmp_path: Path) -> None:
     database.sql(
         """
         CREATE TABLE item (id int PRIMARY KEY, v text);
@@ -239,7 +243,7 @@ def test_a_restart_goes_on_without_copying_again(database: Database, tmp_path: P
         with pump:
             pump.settle()
         first = pump.notes()
-        # Whoever would copy now, would fail.
+        # A second snapshot would fail from here on.
         database.sql(f"REVOKE SELECT ON item FROM {role}")
         database.sql("UPDATE item SET v = 'away' WHERE id < 50; DELETE FROM item WHERE id = 7")
         for _ in range(2):
@@ -252,9 +256,7 @@ def test_a_restart_goes_on_without_copying_again(database: Database, tmp_path: P
         database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 
 
-def test_a_table_that_the_file_names_later_is_followed_from_then_on(
-    shop: Database, tmp_path: Path
-) -> None:
+def test_table_added_to_file_is_tracked_after_restart(shop: Database, tmp_path: Path) -> None:
     for name in ("early", "late"):
         shop.sql(f"CREATE TABLE {name} (id int PRIMARY KEY); INSERT INTO {name} VALUES (1), (2)")
     with Pump(shop, tmp_path, tables=["public.early"]) as pump:

@@ -1,4 +1,4 @@
-"""A server that hangs, or a connection that is half open: noticed, reported, and survived."""
+"""Hung servers and half-open connections: detection, status and recovery."""
 
 import signal
 import threading
@@ -40,7 +40,7 @@ def items(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Da
 
 
 def status(pump: Pump) -> dict[str, Any]:
-    """The status of the source, as its loop reports it."""
+    """Return the status of the source as its loop reports it."""
     return {} if pump.running is None else dict(pump.running.status()[SOURCE])
 
 
@@ -80,7 +80,7 @@ def test_source_with_half_open_connection_reports_it_and_resumes(
 def test_source_with_half_open_stream_alone_reconnects(
     items: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """New connections work, as behind a router that has forgotten one connection."""
+    # New connections work, as behind a router that lost the state of one connection.
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.5")
     with (
         Proxy(items.server.port) as proxy,
@@ -107,11 +107,11 @@ def test_source_with_hung_server_reports_it_and_resumes(
         check(pump, items, TABLES)
 
 
-def test_signal_while_server_hangs_ends_the_process(
+def test_stop_signal_while_server_hangs_ends_the_process(
     server: PostgresServer, items: Database, tmp_path: Path
 ) -> None:
     pump = Pump(items, tmp_path)
-    # The deadline of the server is not what ends it.
+    # The answer deadline is too long to end the process.
     process = pump.spawn(PENSTOCK_ANSWER_TIMEOUT="600")
     try:
         pump.settle(120_000)
@@ -124,14 +124,14 @@ def test_signal_while_server_hangs_ends_the_process(
         pump.kill()
 
 
-def test_connect_to_hung_server_ends_when_the_process_stops(items: Database) -> None:
+def test_connect_to_hung_server_with_stop_event_raises_transient_error(items: Database) -> None:
     stop = threading.Event()
     stop.set()
     with items.server.hung(), pytest.raises(TransientError, match="stopped while waiting for"):
         connect(items.url(connect_timeout="600"), stop=stop)
 
 
-def test_check_of_hung_server_ends_after_the_answer_deadline(
+def test_plan_with_hung_server_reports_unreachable_after_answer_deadline(
     items: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.5")

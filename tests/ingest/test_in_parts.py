@@ -1,4 +1,4 @@
-"""Old rows are looked up a few at a time, and it comes to the same as all at once."""
+"""Lookups of old rows in several requests give the same result as one request."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many keys were looked up at a time."""
+    """Return the list of key counts, one per lookup."""
     asked: list[int] = []
     lookup = TickTransaction.lookup
 
@@ -26,7 +26,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_a_workload_is_followed_with_few_rows_at_a_time(
+def test_workload_with_small_lookups_equals_tables(
     database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.postgres.reading.FOUND_BYTES", 12_000)
@@ -41,7 +41,7 @@ def test_a_workload_is_followed_with_few_rows_at_a_time(
     assert asked
 
 
-def test_changes_of_one_key_in_one_transaction_fall_into_several_parts(
+def test_changes_of_one_key_split_over_several_lookups_equal_table(
     database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.sources.postgres.reading.FIRST_LOOKUP", 2)
@@ -66,7 +66,7 @@ def test_changes_of_one_key_in_one_transaction_fall_into_several_parts(
         check(pump, database, ["public.t"])
 
 
-def test_many_small_rows_are_looked_up_together(
+def test_lookup_of_many_small_rows_uses_two_requests(
     database: Database, tmp_path: Path, asked: list[int]
 ) -> None:
     database.sql(

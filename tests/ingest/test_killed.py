@@ -1,7 +1,7 @@
-"""The process is ended with `kill -9` at every step, and started again.
+"""`kill -9` or an error at every failpoint, followed by a restart.
 
-Each step has happened or not, and was told or not; what is stored afterwards
-is what is upstream, at every tick, and no slot is left that nobody reads.
+Each step happened or not, and was acknowledged or not. After the restart the collections
+equal the tables at every tick, and one replication slot exists.
 """
 
 import signal
@@ -18,7 +18,7 @@ from tests.ingest.checker import check
 from tests.ingest.pump import Pump, until
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
-# What has happened when nobody was told of it yet, by the pass at which it is tripped.
+# Failpoints, each with the number of the hit at which it fires.
 STEPS = [
     (Failpoint.SLOT_INTENDED, 1),
     (Failpoint.SLOT_CREATED, 1),
@@ -36,7 +36,9 @@ def shop(database: Database) -> Database:
     return database
 
 
-def test_killed_at_one_step_after_the_other(shop: Database, tmp_path: Path) -> None:
+def test_process_killed_at_each_failpoint_resumes_equal_to_tables(
+    shop: Database, tmp_path: Path
+) -> None:
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url(), truncates=False) as carrier:
         for point, turn in STEPS:
@@ -47,7 +49,9 @@ def test_killed_at_one_step_after_the_other(shop: Database, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("point", "turn"), STEPS)
-def test_told_of_an_error(shop: Database, tmp_path: Path, point: Failpoint, turn: int) -> None:
+def test_source_with_error_at_failpoint_resumes_equal_to_tables(
+    shop: Database, tmp_path: Path, point: Failpoint, turn: int
+) -> None:
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url()) as carrier:
         with armed(point, Action.ERROR, at_hit=turn):
@@ -58,7 +62,7 @@ def test_told_of_an_error(shop: Database, tmp_path: Path, point: Failpoint, turn
 
 @pytest.mark.parametrize("point", [Failpoint.LOG_CREATE_BEGIN, Failpoint.LOG_CREATE_DONE])
 @pytest.mark.parametrize("turn", [10, 18])
-def test_an_entry_happens_or_not_and_is_told_or_not(
+def test_source_with_failed_log_entry_resumes_equal_to_tables(
     shop: Database, tmp_path: Path, point: Failpoint, turn: int
 ) -> None:
     pump = Pump(shop, tmp_path)
@@ -70,7 +74,9 @@ def test_an_entry_happens_or_not_and_is_told_or_not(
         goes_on(pump, shop, carrier)
 
 
-def test_killed_while_it_starts_over(shop: Database, tmp_path: Path) -> None:
+def test_source_failed_while_replacing_lost_slot_resumes_equal_to_tables(
+    shop: Database, tmp_path: Path
+) -> None:
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url()) as carrier:
         with pump:
@@ -83,10 +89,10 @@ def test_killed_while_it_starts_over(shop: Database, tmp_path: Path) -> None:
         goes_on(pump, shop, carrier)
 
 
-def test_what_was_kept_aside_for_a_copy_that_was_given_up_is_swept(
+def test_pending_changes_of_cancelled_snapshot_are_deleted_after_restart(
     shop: Database, tmp_path: Path
 ) -> None:
-    """As after a kill between a tick, which notes the next copy's name, and the sweeping."""
+    # A kill between the tick and the deletion of pending changes leaves such a collection.
     pump = Pump(shop, tmp_path)
     with Carrier(shop.url()) as carrier:
         with pump:
@@ -99,7 +105,7 @@ def test_what_was_kept_aside_for_a_copy_that_was_given_up_is_swept(
 
 
 def goes_on(pump: Pump, database: Database, carrier: Carrier) -> None:
-    """Started again it is right, and has one slot."""
+    """Restart the source, and check its collections and its only slot."""
     with pump:
         pump.settle()
         carrier.stop()
@@ -113,7 +119,7 @@ def goes_on(pump: Pump, database: Database, carrier: Carrier) -> None:
 
 
 def slots(database: Database) -> list[str]:
-    """The slots of a database."""
+    """Return the names of the permanent slots of a database."""
     rows = database.sql(
         "SELECT slot_name FROM pg_replication_slots"
         " WHERE database = current_database() AND NOT temporary"
@@ -122,14 +128,14 @@ def slots(database: Database) -> list[str]:
 
 
 def let_go(database: Database) -> bool:
-    """Whether no slot is in use: a server notices some time after that a reader is gone."""
+    """Return whether no slot is active: a server detects a closed reader with a delay."""
     return not database.sql(
         "SELECT 1 FROM pg_replication_slots WHERE database = current_database() AND active"
     )
 
 
 def drop_slots(database: Database) -> None:
-    """Somebody removes them."""
+    """Drop all slots of the database when they are inactive."""
     until(lambda: let_go(database), "the slots to be let go")
     database.sql(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"

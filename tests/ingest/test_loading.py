@@ -1,4 +1,4 @@
-"""First copies, and what they leave behind."""
+"""Initial snapshots: cancellation, progress and cleanup."""
 
 import threading
 from collections.abc import Callable, Generator
@@ -14,7 +14,7 @@ from tests.ingest.pump import until
 
 
 class Watched:
-    """A piece that is given up amid its rows, and notices."""
+    """Split that is cancelled between its rows and records that it was closed."""
 
     def __init__(self, stop: threading.Event) -> None:
         self.stop = stop
@@ -29,8 +29,8 @@ class Watched:
             self.left = True
 
 
-def test_a_copy_that_is_given_up_leaves_upstream(tmp_path):
-    """Its connection holds a lock on the table, and must not live as long as the error does."""
+def test_snapshot_cancelled_between_rows_closes_its_split(tmp_path):
+    # The connection holds a lock on the table: it must close before the error is released.
     stop = threading.Event()
     split = Watched(stop)
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
@@ -45,7 +45,7 @@ def test_a_copy_that_is_given_up_leaves_upstream(tmp_path):
 
 
 class Waiting:
-    """A split that waits for its server until the stop event is set."""
+    """Split that waits for its server until the stop event is set."""
 
     def __init__(self) -> None:
         self.started = threading.Event()
@@ -58,7 +58,7 @@ class Waiting:
         yield
 
 
-def test_snapshot_cancelled_while_a_split_is_read_ends_the_wait_of_the_split(
+def test_snapshot_cancelled_while_split_waits_for_server_ends_that_wait(
     tmp_path: Path,
 ) -> None:
     stop, split = threading.Event(), Waiting()
@@ -76,7 +76,7 @@ def test_snapshot_cancelled_while_a_split_is_read_ends_the_wait_of_the_split(
 
 
 class Counting:
-    """A split that records how many rows the snapshot has reported before it is read."""
+    """Split that records how many rows the snapshot had reported before its read."""
 
     def __init__(self, *numbers: int) -> None:
         self.numbers = numbers
@@ -91,7 +91,7 @@ class Counting:
             yield pa.record_batch({"a": pa.array([number], pa.int64())})
 
 
-def test_snapshot_reports_the_rows_of_the_splits_that_are_read(tmp_path: Path) -> None:
+def test_snapshot_reports_rows_of_completed_splits(tmp_path: Path) -> None:
     splits = [Counting(1, 2), Counting(), Counting(3), Counting()]
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=None)
@@ -107,7 +107,7 @@ def test_snapshot_reports_the_rows_of_the_splits_that_are_read(tmp_path: Path) -
         loader.close()
 
 
-def test_drop_of_a_collection_rejects_one_that_readers_can_see(tmp_path: Path) -> None:
+def test_drop_of_published_collection_raises_internal_error(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int64())])
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=None)

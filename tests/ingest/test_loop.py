@@ -1,4 +1,4 @@
-"""The loop is the same for every source: one entry a tick, found whole or not at all."""
+"""Ingest loop of every source kind: one log entry per tick, complete or absent."""
 
 import contextlib
 import itertools
@@ -23,7 +23,7 @@ from tests.ingest.pump import until
 
 START = 1_700_000_000_000
 FIRST = START
-"""The round time at which a loop begins, since nothing has been bound before."""
+"""First tick of a loop without an earlier binding."""
 PARTITIONS = {
     "kafka": (0, 1),
     "kafka-topics": ("a-0", "b-0"),
@@ -35,7 +35,7 @@ PARTITIONS = {
 
 
 class Run:
-    """A loop that a test turns by hand, one tick at a time."""
+    """Loop that a test runs one tick at a time."""
 
     def __init__(self, url: str, source: ScriptedSource, clock: ManualClock, **more) -> None:
         self.clock = clock
@@ -53,7 +53,7 @@ class Run:
         )
 
     def ticks(self, count: int) -> None:
-        """Let `count` ticks pass, through however many reconnects."""
+        """Run `count` ticks, with any number of reconnects."""
         stop = threading.Event()
         seen = len(self.source.confirmed)
         real = self.source.committed
@@ -72,7 +72,7 @@ class Run:
 
 @pytest.fixture
 def beats(monkeypatch):
-    """Lets beats come fast, by a clock that runs while a tick waits."""
+    """Make heartbeats frequent with a clock that advances while a tick waits."""
     monkeypatch.setattr("penstock.ingest.loop.VERIFY_MS", 20)
 
     def run_on(clock: ManualClock) -> None:
@@ -82,7 +82,7 @@ def beats(monkeypatch):
     return run_on
 
 
-def test_a_long_tick_proves_that_we_are_the_writer(turn, beats):
+def test_long_tick_sends_heartbeats_and_reports_wait(turn, beats):
     source = ScriptedSource("kafka")
     source.waiting = "godot"
     run = turn(source)
@@ -100,7 +100,7 @@ def test_a_long_tick_proves_that_we_are_the_writer(turn, beats):
     assert told == ["godot", "godot"]
 
 
-def test_a_long_start_is_told_and_proves_that_we_are_the_writer(turn, beats):
+def test_long_open_sends_heartbeats_and_reports_opening(turn, beats):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -123,7 +123,7 @@ def test_a_long_start_is_told_and_proves_that_we_are_the_writer(turn, beats):
 
 
 @pytest.mark.parametrize("step", ["open", "read_into"])
-def test_what_is_waited_for_is_given_up_when_it_should_stop(turn, beats, caplog, step):
+def test_stop_while_source_waits_cancels_the_wait(turn, beats, caplog, step):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -143,7 +143,7 @@ def test_what_is_waited_for_is_given_up_when_it_should_stop(turn, beats, caplog,
     assert run.ingest.status()["waits_for"] == ""
 
 
-def test_a_writer_that_was_fenced_does_not_wait_on(turn, beats, tmp_path):
+def test_fenced_writer_cancels_wait_of_source(turn, beats, tmp_path):
     source = ScriptedSource("kafka")
     run = turn(source)
     beats(run.clock)
@@ -160,7 +160,7 @@ def test_a_writer_that_was_fenced_does_not_wait_on(turn, beats, tmp_path):
         run.ingest.run(threading.Event())
 
 
-def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch):
+def test_heartbeat_does_not_overwrite_newer_status_of_tick(turn, beats, monkeypatch):
     monkeypatch.setattr("penstock.ingest.loop.STATUS_EVERY_MS", 0)
     source = ScriptedSource("kafka")
     source.append(0, "one")
@@ -171,7 +171,7 @@ def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch
 
     def waits_for():
         beating.set()
-        durable.wait(0.5)  # If the tick can become durable meanwhile, it does.
+        durable.wait(0.5)  # Let the tick commit now if the lock permits it.
         return ""
 
     def slow(*given):
@@ -189,7 +189,7 @@ def test_a_beat_does_not_take_back_what_a_tick_has_told(turn, beats, monkeypatch
     assert told == [1]
 
 
-def test_a_beat_that_failed_is_told_and_goes_on(turn, beats, caplog):
+def test_failed_heartbeat_is_logged_and_heartbeats_continue(turn, beats, caplog):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -218,7 +218,7 @@ def test_heartbeat_is_due_after_fifteen_seconds_between_ticks_and_after_two_in_a
     run = turn(source)
     probe, counted = source.probe, []
     moves_ms = [(14_999, 1), (1_999, 1)]
-    """Before the first tick, for which upstream is asked for its time, and in it."""
+    """Clock moves at the probe before the first tick, and at the probe in it."""
 
     def probing():
         for move_ms in moves_ms.pop(0):
@@ -233,7 +233,7 @@ def test_heartbeat_is_due_after_fifteen_seconds_between_ticks_and_after_two_in_a
 
 
 @pytest.mark.parametrize("step", ["open", "read_into"])
-def test_heartbeat_while_the_source_is_not_open_reports_nothing(turn, step):
+def test_heartbeat_while_source_is_not_open_sends_nothing(turn, step):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -253,7 +253,7 @@ def test_heartbeat_while_the_source_is_not_open_reports_nothing(turn, step):
 
 @pytest.fixture
 def turn(tmp_path):
-    """Makes runs over one location, closing each before the next."""
+    """Yield a function that opens a run over one location and closes the previous one."""
     made: list[Run] = []
 
     def make(source: ScriptedSource, clock: ManualClock | None = None, **more) -> Run:
@@ -277,7 +277,7 @@ def words(run: Run, as_of: int | None = None) -> list[str]:
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_words_of_every_kind_of_source_arrive_once_and_are_bound(turn, kind):
+def test_rows_of_every_source_kind_are_written_once_and_bound(turn, kind):
     source = ScriptedSource(kind)
     first = PARTITIONS[kind][0]
     source.append(first, "one", "two")
@@ -298,7 +298,7 @@ def test_words_of_every_kind_of_source_arrive_once_and_are_bound(turn, kind):
     assert source.opened[1] == {first: 2}, "it goes on from what was bound"
 
 
-def test_the_first_binding_sets_since_so_that_nobody_sees_it_empty(turn):
+def test_first_binding_sets_since_of_collection(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -311,7 +311,7 @@ def test_the_first_binding_sets_since_so_that_nobody_sees_it_empty(turn):
     assert str(FIRST) in caught.value.detail
 
 
-def test_an_empty_tick_moves_the_upper_and_writes_no_rows(turn):
+def test_empty_tick_advances_upper_and_writes_no_rows(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -323,7 +323,7 @@ def test_an_empty_tick_moves_the_upper_and_writes_no_rows(turn):
 
 
 @pytest.mark.parametrize("step", ["open", "probe", "read_into", "committed"])
-def test_what_is_about_the_moment_is_tried_again_and_nothing_is_doubled(turn, step):
+def test_transient_error_is_retried_without_duplicate_rows(turn, step):
     source = ScriptedSource("kafka")
     source.append(0, "one", "two")
     run = turn(source)
@@ -334,7 +334,7 @@ def test_what_is_about_the_moment_is_tried_again_and_nothing_is_doubled(turn, st
 
 
 @pytest.mark.parametrize("point", [Failpoint.TICK_BEGIN, Failpoint.TICK_DONE])
-def test_a_tick_that_died_is_there_whole_or_not_at_all(turn, point):
+def test_failed_tick_is_complete_or_absent_after_restart(turn, point):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -348,7 +348,7 @@ def test_a_tick_that_died_is_there_whole_or_not_at_all(turn, point):
     assert source.opened[-1] == {0: 2 if point == Failpoint.TICK_DONE else 1}
 
 
-def test_what_is_about_the_data_ends_the_loop_with_its_error(turn):
+def test_definite_error_stops_loop_and_is_reported_in_status(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -363,7 +363,7 @@ def test_what_is_about_the_data_ends_the_loop_with_its_error(turn):
     assert not run.ingest.status().get("error")
 
 
-def test_a_source_that_goes_back_is_told_and_binds_nothing(turn):
+def test_source_with_decreasing_offset_raises_internal_error(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one", "two")
     run = turn(source)
@@ -373,7 +373,7 @@ def test_a_source_that_goes_back_is_told_and_binds_nothing(turn):
         run.ticks(1)
 
 
-def test_a_writer_that_was_fenced_stops(turn, tmp_path):
+def test_fenced_writer_raises_fenced_at_next_tick(turn, tmp_path):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -384,7 +384,7 @@ def test_a_writer_that_was_fenced_stops(turn, tmp_path):
             run.ticks(1)
 
 
-def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
+def test_loop_with_clock_far_ahead_waits_for_upstream_time(turn, caplog):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -407,7 +407,7 @@ def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
     run.ingest.run(stop)
     assert run.client.collection("words").upper == FIRST + 1, "the timeline did not jump"
     assert "clock far ahead" in caplog.text
-    # The clock is mended; nothing that was written down meanwhile had its time.
+    # The clock is corrected; no stored time comes from the wrong clock.
     source.now_ms = FIRST + 10_000
     source.append(0, "two")
     run = turn(source, ManualClock(FIRST + 10_000))
@@ -416,7 +416,7 @@ def test_a_clock_far_ahead_waits_for_upstreams_to_agree(turn, caplog):
     assert run.client.collection("words").upper == FIRST + 10_001
 
 
-def test_times_go_on_from_an_error_that_came_before_anything_was_bound(turn):
+def test_tick_times_after_error_before_first_binding_do_not_decrease(turn):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     read_into = source.read_into
@@ -434,7 +434,7 @@ def test_times_go_on_from_an_error_that_came_before_anything_was_bound(turn):
     assert run.client.collection("words").upper == FIRST + 1
 
 
-def test_a_request_is_carried_out_and_answered(turn, tmp_path):
+def test_resync_request_is_executed_and_answered(turn, tmp_path):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -465,7 +465,7 @@ def test_a_request_is_carried_out_and_answered(turn, tmp_path):
 
 
 class TableSource(ScriptedSource):
-    """A source whose status has tables, and whose next tick marks one of them errored."""
+    """Source whose status has tables, and whose next tick marks one of them errored."""
 
     def __init__(self, **tables: str) -> None:
         super().__init__("kafka")
@@ -492,7 +492,7 @@ class TableSource(ScriptedSource):
 
 @pytest.fixture
 def resync(turn, tmp_path):
-    """Requests a resync of `words`, runs one tick, and returns the answer, if there is one."""
+    """Return a function that requests a resync, runs ticks and returns the answer or None."""
 
     def request(source, *, ticks=1, tables=("words",)):
         source.append(0, "one")
@@ -510,7 +510,7 @@ def resync(turn, tmp_path):
     return request
 
 
-def test_resync_of_a_table_that_stays_errored_is_answered_with_its_error(resync):
+def test_resync_of_table_that_stays_errored_is_answered_with_its_error(resync):
     source = TableSource(words="live", numbers="live")
     source.mark_errored("column was dropped")
     answered = {"done": True, "left": {"words": "column was dropped"}, "mended": 0}
@@ -519,14 +519,14 @@ def test_resync_of_a_table_that_stays_errored_is_answered_with_its_error(resync)
 
 
 @pytest.mark.parametrize("tables", [("words",), ()])
-def test_resync_of_a_table_that_becomes_errored_in_its_tick_is_done_in_the_next(resync, tables):
+def test_resync_of_table_that_becomes_errored_in_same_tick_is_postponed(resync, tables):
     source = TableSource(words="live", numbers="live")
     source.failure = DefiniteError("column was dropped")
     assert resync(source, tables=tables) is None
     assert source.asked == [tables]
 
 
-def test_resync_postponed_by_an_errored_table_is_answered_by_the_next_tick(resync):
+def test_resync_postponed_by_errored_table_is_answered_by_next_tick(resync):
     source = TableSource(words="live")
     source.failure = DefiniteError("column was dropped")
     answered = {"done": True, "left": {"words": "column was dropped"}, "mended": 0}
@@ -534,7 +534,7 @@ def test_resync_postponed_by_an_errored_table_is_answered_by_the_next_tick(resyn
     assert source.asked == [("words",), ("words",)]
 
 
-def test_resync_whose_comparison_failed_is_answered_at_once(resync):
+def test_resync_with_failed_comparison_is_answered_in_same_tick(resync):
     source = TableSource(words="live")
     source.failure = ComparisonFailed("table was altered during each attempt")
     answered = {
@@ -545,20 +545,20 @@ def test_resync_whose_comparison_failed_is_answered_at_once(resync):
     assert resync(source) == answered
 
 
-def test_resync_of_a_table_whose_snapshot_is_not_complete_is_answered_with_the_reason(resync):
+def test_resync_of_table_with_incomplete_snapshot_is_answered_with_reason(resync):
     told = resync(TableSource(words="loading", numbers="loading"))
     assert [*told["left"]] == ["words"]
     assert "its initial snapshot is in progress" in told["left"]["words"]
 
 
-def test_resync_of_all_tables_is_answered_with_each_that_is_left(resync):
+def test_resync_of_all_tables_is_answered_with_each_table_left(resync):
     source = TableSource(words="live", numbers="loading", letters="live")
     source.mark_errored("column was dropped")
     told = resync(source, tables=())
     assert [*told["left"]] == ["words", "numbers"]
 
 
-def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
+def test_request_without_response_is_withdrawn(tmp_path):
     persist.open(f"file:{tmp_path}/src", writer="w").close()
     blob = open_store(f"file:{tmp_path}/src", persist.Settings())
     with pytest.raises(UsageError, match="did not respond"):
@@ -586,7 +586,7 @@ def test_a_request_that_nobody_answers_is_withdrawn(tmp_path):
         b'{"tables": ' + b"[" * 100_000,
     ],
 )
-def test_a_request_that_is_malformed_is_answered_and_ends_nothing(turn, tmp_path, caplog, data):
+def test_malformed_request_is_answered_with_error_and_loop_continues(turn, tmp_path, caplog, data):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source)
@@ -604,7 +604,7 @@ def test_a_request_that_is_malformed_is_answered_and_ends_nothing(turn, tmp_path
     blob.close()
 
 
-def test_progress_has_the_name_that_was_given_or_the_first_free_one(turn, tmp_path):
+def test_progress_view_has_configured_name_or_first_free_one(turn, tmp_path):
     source = ScriptedSource("kafka")
     source.append(0, "one")
     run = turn(source, taken={"src_progress"})

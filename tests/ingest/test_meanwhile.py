@@ -1,4 +1,4 @@
-"""What happens to other tables while one waits to be compared, or is being copied."""
+"""Changes of other tables while a resync waits or a snapshot runs."""
 
 import threading
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ INSERT INTO x VALUES (1, 1), (2, 2);
 
 @contextmanager
 def waiting(database: Database, pump: Pump) -> Iterator[None]:
-    """In the block, a comparison of `a` waits for somebody's transaction to end."""
+    """Keep a resync of `a` waiting for an open transaction in the block."""
     database.sql("CREATE TABLE elsewhere (i int)")
     with psycopg.connect(database.url()) as somebody:
         somebody.execute("INSERT INTO elsewhere VALUES (1)")
@@ -44,7 +44,9 @@ def waiting(database: Database, pump: Pump) -> Iterator[None]:
     asking.join()
 
 
-def test_columns_of_another_table_come_and_go(database: Database, tmp_path: Path) -> None:
+def test_columns_added_and_dropped_during_resync_of_other_table_end_equal(
+    database: Database, tmp_path: Path
+) -> None:
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
     with Pump(database, tmp_path) as pump:
         pump.settle()
@@ -57,7 +59,9 @@ def test_columns_of_another_table_come_and_go(database: Database, tmp_path: Path
         check(pump, database, ["public.a", "public.x"])
 
 
-def test_another_table_is_rewritten(database: Database, tmp_path: Path) -> None:
+def test_table_rewritten_during_resync_of_other_table_changes_atomically(
+    database: Database, tmp_path: Path
+) -> None:
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
     with Pump(database, tmp_path) as pump:
         pump.settle()
@@ -74,7 +78,7 @@ def test_another_table_is_rewritten(database: Database, tmp_path: Path) -> None:
 
 
 def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event, threading.Event]:
-    """Copies of a table wait; what is set when one has begun, and what lets it go on."""
+    """Pause snapshots of a table; return the events that report a start and resume it."""
     read, begun, go = SnapshotSplit.read, threading.Event(), threading.Event()
 
     def slow(split: SnapshotSplit, stop: Any = None) -> Iterator[pa.RecordBatch]:
@@ -88,7 +92,7 @@ def slowly(monkeypatch: pytest.MonkeyPatch, table: str) -> tuple[threading.Event
     return begun, go
 
 
-def test_columns_of_a_table_that_is_copied_come_and_go(
+def test_columns_added_and_dropped_during_snapshot_of_table_end_equal(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a")
@@ -109,7 +113,7 @@ def test_columns_of_a_table_that_is_copied_come_and_go(
         assert not differing(pump, database, ["public.a", "public.x"])
 
 
-def test_a_copy_needs_no_slot_and_holds_no_log(
+def test_snapshot_of_added_table_releases_its_temporary_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go = slowly(monkeypatch, "public.x")
@@ -124,7 +128,7 @@ def test_a_copy_needs_no_slot_and_holds_no_log(
                 lambda: len(database.sql("SELECT 1 FROM pg_replication_slots")) == 1,
                 "the temporary slot to go",
             )
-            # There is room for one more, which the comparison of the other table needs.
+            # The resync of the other table needs the one free slot.
             database.sql("ALTER TABLE a ALTER v TYPE int USING v + 1")
             pump.settle()
             assert not differing(pump, database, ["public.a"])
@@ -133,7 +137,7 @@ def test_a_copy_needs_no_slot_and_holds_no_log(
             assert not differing(pump, database, ["public.x"])
 
 
-def test_resync_of_a_table_altered_during_each_attempt_fails_after_four(
+def test_resync_of_table_altered_during_each_attempt_fails_after_four(
     database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database.sql(f"{TWO} CREATE PUBLICATION penstock FOR TABLE a, x")
@@ -153,7 +157,7 @@ def test_resync_of_a_table_altered_during_each_attempt_fails_after_four(
         assert run.exit_code != 0
         assert isinstance(run.exception, UsageError)
         assert "altered during each of 4 attempts" in run.exception.detail
-        # Each attempt creates a slot and takes seconds, so the request is not repeated.
+        # Each attempt creates a slot and takes seconds: the request is not repeated.
         assert len(attempts) == 4
         database.sql("INSERT INTO x VALUES (3, 3)")
         pump.settle()

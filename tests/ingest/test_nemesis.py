@@ -1,4 +1,4 @@
-"""A short run of the nemesis; `make soak` gives it all the time there is."""
+"""Short run of the nemesis; `make soak` runs it longer."""
 
 import os
 
@@ -8,7 +8,7 @@ from tests.nemesis_driver import Tally
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 
 
-def test_no_promise_is_broken() -> None:
+def test_nemesis_run_of_ingest_finds_no_violation() -> None:
     tally = Tally("ingest")
     wrong = play(SEED, 15, tally, processes=False)
     assert not wrong, "\n".join(wrong[:10])

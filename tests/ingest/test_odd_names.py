@@ -1,4 +1,4 @@
-"""Tables whose schema or name has characters with a meaning elsewhere."""
+"""Tables whose schema or name has special characters."""
 
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ NAMES = [
 """Schema and table."""
 
 
-def test_tables_with_odd_names_are_read_and_listed_apart(
+def test_tables_with_special_characters_in_names_are_read_and_listed(
     database: Database, tmp_path: Path
 ) -> None:
     for number, (schema, table) in enumerate(NAMES):
@@ -55,7 +55,7 @@ def test_tables_with_odd_names_are_read_and_listed_apart(
         assert {*pump.collections()} == {*expected}
         _check_status(pump.location, {*expected})
         _check_page(pump.location, expected)
-    # One of each kind by the command line, which takes a while to start.
+    # Only one name of each kind: each command takes a while to start.
     for name in ('shop.weird."dot.t"', 'shop."weird.dot".t', 'shop.public."a/b"'):
         assert _by_id(lines(penstock("read", pump.location, name))) == expected[name]
     escaped = 'shop.public.U&"line\\000Abreak\\0009tab\\001B[31m"'

@@ -1,4 +1,4 @@
-"""What happens to tables while they are copied is kept aside, in files if it is much."""
+"""Pending changes of tables during their snapshot, spooled to files above a size."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
 
 @pytest.fixture
 def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Copies are not read until this is set."""
+    """Yield an event; snapshots are not read before it is set."""
     free = threading.Event()
     read = SnapshotSplit.read
 
@@ -35,7 +35,7 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
 
 @pytest.fixture
 def files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The collections for which files were written, when every few rows are."""
+    """Return the collections of all staged files, with a spool limit of a few rows."""
     monkeypatch.setattr("penstock.ingest.tick_transaction.SPOOL_BYTES", 500)
     stage, written = persist.Client.stage, []
 
@@ -47,7 +47,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return written
 
 
-def test_much_is_kept_in_files_and_read_in_order(
+def test_large_pending_changes_are_spooled_to_files_and_read_in_order(
     database: Database, tmp_path: Path, free: threading.Event, files: list[str]
 ) -> None:
     database.sql(SCHEMA)
@@ -63,7 +63,7 @@ def test_much_is_kept_in_files_and_read_in_order(
         assert not [name for name in left if "/pending/" in name]
 
 
-def test_what_would_be_read_out_of_order_is_refused(
+def test_pending_changes_out_of_order_raise_internal_error(
     database: Database,
     tmp_path: Path,
     free: threading.Event,
@@ -83,7 +83,7 @@ def test_what_would_be_read_out_of_order_is_refused(
         pump.stop()
 
 
-def test_what_was_kept_of_a_table_that_failed_is_thrown_away(
+def test_pending_changes_of_errored_table_are_deleted(
     database: Database, tmp_path: Path, free: threading.Event
 ) -> None:
     database.sql(
@@ -98,7 +98,7 @@ def test_what_was_kept_of_a_table_that_failed_is_thrown_away(
 
         def kept_of_more() -> list[str]:
             database.sql("INSERT INTO t SELECT count(*) FROM t")
-            with contextlib.suppress(UsageError):  # It may not have begun to write.
+            with contextlib.suppress(UsageError):  # The source may not have written yet.
                 return kept()
             return []
 

@@ -1,4 +1,4 @@
-"""What one tick does to a collection, several times over."""
+"""Several operations on one collection in one tick transaction."""
 
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +18,7 @@ __all__ = ["turn"]
 
 
 class Fickle(ScriptedSource):
-    """Its collection fails and recovers as it is told, in its ticks."""
+    """Source whose ticks fail and recover its collection as `deeds` lists."""
 
     def __init__(self) -> None:
         super().__init__("kafka")
@@ -38,7 +38,7 @@ class Fickle(ScriptedSource):
 @pytest.mark.parametrize(
     "deeds", [["recover", "again"], ["recover", "again", "recover", "once more"]]
 )
-def test_what_recovers_and_fails_in_one_tick_stays_in_its_first_error(
+def test_collection_that_recovers_and_fails_in_one_tick_keeps_first_error(
     turn: Callable[..., Any], deeds: list[str]
 ) -> None:
     source = Fickle()
@@ -57,7 +57,7 @@ def test_what_recovers_and_fails_in_one_tick_stays_in_its_first_error(
 
 
 class Acting(ScriptedSource):
-    """A source whose next tick runs a function after it has read its words."""
+    """Source whose next tick runs a function after it has read its words."""
 
     def __init__(self) -> None:
         super().__init__("kafka")
@@ -72,7 +72,7 @@ class Acting(ScriptedSource):
 
 
 class Ticks:
-    """Runs functions in ticks of one source."""
+    """Runner of functions in ticks of one source."""
 
     def __init__(self, turn: Callable[..., Any]) -> None:
         self.source = Acting()
@@ -105,7 +105,7 @@ def numbers(tick: TickTransaction, name: str) -> list[int]:
 
 
 @pytest.mark.parametrize("spool_bytes", [0, 1 << 20], ids=["in files", "in memory"])
-def test_side_state_is_read_by_later_ticks_until_it_is_dropped(
+def test_side_state_is_readable_by_later_ticks_until_dropped(
     turn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, spool_bytes: int
 ) -> None:
     monkeypatch.setattr(tick_module, "SPOOL_BYTES", spool_bytes)
@@ -136,7 +136,7 @@ def test_side_state_is_read_by_later_ticks_until_it_is_dropped(
 
 
 @pytest.mark.parametrize("spool_bytes", [0, 1 << 20], ids=["in files", "in memory"])
-def test_lookup_finds_rows_of_earlier_ticks_and_of_this_one(
+def test_lookup_returns_rows_of_earlier_ticks_and_current_tick(
     turn: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, spool_bytes: int
 ) -> None:
     monkeypatch.setattr(tick_module, "SPOOL_BYTES", spool_bytes)
@@ -154,7 +154,7 @@ def test_lookup_finds_rows_of_earlier_ticks_and_of_this_one(
     assert found == ["word 0", "word 2"]
 
 
-def test_emptied_collection_holds_nothing_and_counts_what_was_deleted(
+def test_truncate_of_collection_deletes_and_counts_all_rows(
     turn: Callable[..., Any],
 ) -> None:
     ticks = Ticks(turn)
@@ -168,7 +168,7 @@ def test_emptied_collection_holds_nothing_and_counts_what_was_deleted(
 
     ticks.tick(empty)
     assert ticks.words() == []
-    assert counted == [(1, 3)]  # Its own word, and two deletes.
+    assert counted == [(1, 3)]  # The word of this tick, and two deletes.
     ticks.tick(lambda _: None)
     assert ticks.words() == ["word 2"]
 
@@ -178,13 +178,13 @@ def diffs(*rows: tuple[str, int]) -> pa.Table:
     return pa.table({"k": pa.array(names, pa.string()), DIFF: pa.array(counts, pa.int64())})
 
 
-def test_counted_rows_are_added_up_and_zeros_are_left_out() -> None:
+def test_counted_rows_are_consolidated_without_zero_diffs() -> None:
     found = _counted([diffs(("a", 1), ("b", 1)), diffs(("a", -1), ("b", 1), ("c", 1))])
     assert found.column_names == ["k", DIFF]
     assert sorted(map(tuple, (row.values() for row in found.to_pylist()))) == [("b", 2), ("c", 1)]
 
 
-def test_matching_rows_are_those_whose_key_is_named() -> None:
+def test_matching_returns_rows_of_given_keys() -> None:
     rows = diffs(("a", 1), ("b", 1), ("a", -1))
     keys = pa.table({"k": ["a", "z"]})
     assert _matching(rows, keys).column("k").to_pylist() == ["a", "a"]
