@@ -1,4 +1,4 @@
-"""What most tests of materializations begin with."""
+"""Fixtures of most tests of materializations."""
 
 import random
 from collections.abc import Iterator
@@ -11,13 +11,12 @@ from tests.materialize.lake import Table
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
-    """Where it is."""
     return f"file:{tmp_path / 'lake'}"
 
 
 @pytest.fixture
 def table(lake: str) -> Iterator[Table]:
-    """A table in it, with changes at several times."""
+    """A table in the lake, with changes at several times."""
     table = Table(f"{lake}/shop", random.Random(5))
     table.change()
     yield table

@@ -1,10 +1,10 @@
-"""A process that copies a collection, and tells how much memory each copy took at its worst.
+"""A process that materializes a collection and prints the peak memory of each initial snapshot.
 
     python -m tests.materialize.copying FOLDER
 
-The first copy is of few rows, so that what is loaded and compiled once is there. The second
-is as it should be. The third has a planted bug: it collects what it reads before it stores,
-so it need not go further than that.
+The first snapshot has few rows: it loads modules and compiles kernels. The second snapshot is
+correct. The third has a planted bug: it collects all rows before the first Store,
+where the run is cancelled.
 """
 
 import json
@@ -29,18 +29,18 @@ from penstock.pipeline.file import MaterializationSection
 
 
 class Enough(Exception):
-    """It is broken off."""
+    """Raised to cancel a run."""
 
 
 def peak_bytes() -> int:
-    """The most that was resident. Not what getrusage tells, to which our parent contributes."""
+    """Return the peak resident size. In getrusage the parent process would contribute to it."""
     lines = Path("/proc/self/status").read_text().splitlines()
     (found,) = (line.split()[1] for line in lines if line.startswith("VmHWM:"))
     return 1024 * int(found)
 
 
 def copied(folder: Path, address: str, name: str, collection: str) -> Mapping[str, Any]:
-    """Copy a collection into a table of a file, which goes again."""
+    """Materialize a collection into a SQLite file, and delete the file."""
     lake, target = f"file:{folder / 'lake'}", folder / f"{name}.db"
     said = MaterializationSection.model_validate(
         {
@@ -61,7 +61,7 @@ def copied(folder: Path, address: str, name: str, collection: str) -> Mapping[st
             clock=SYSTEM_CLOCK,
             chance=random.Random(),
         )
-        Path("/proc/self/clear_refs").write_text("5")  # From here on anew.
+        Path("/proc/self/clear_refs").write_text("5")  # Resets the peak.
         before = peak_bytes()
         with suppress(Enough):
             materialization.run(threading.Event(), once=True)
@@ -73,7 +73,7 @@ def copied(folder: Path, address: str, name: str, collection: str) -> Mapping[st
 
 
 def main(folder: Path) -> None:
-    """Print what is told of each copy."""
+    """Print the status and the memory growth of each snapshot."""
     hosted = Hosted("sqlite", SYSTEM_CLOCK)
     try:
         hosted.start()

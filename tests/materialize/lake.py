@@ -1,4 +1,4 @@
-"""A lake with one table that changes, and endpoints that should follow it."""
+"""A lake with one table that changes, and endpoints that are compared with it."""
 
 import json
 import random
@@ -32,16 +32,16 @@ TU: Sequence[Mapping[str, Any]] = [
     {"collection": "shop.t", "resource": {"table": "t"}},
     {"collection": "shop.u", "resource": {"table": "u"}},
 ]
-"""Bindings of the table, and of another collection beside it."""
+"""Bindings of the table and of another collection."""
 
 
 def row(id: int) -> Mapping[str, Any]:
-    """A row of such a collection."""
+    """Return a row of the columns in `SCHEMA`."""
     return {"id": id, "name": "n", "amount": 1}
 
 
 class Table:
-    """A table upstream, and the collection that has its changes."""
+    """A table upstream, and the collection of its changes."""
 
     def __init__(self, url: str, chance: random.Random) -> None:
         self.client = persist.open(url, writer="upstream")
@@ -67,7 +67,7 @@ class Table:
         self.collection.compare_and_append(rows, lower, lower + count)
 
     def contents(self) -> list[dict[str, Any]]:
-        """What an endpoint should hold."""
+        """Return the expected rows of an endpoint, by key."""
         return [
             {"id": id, "name": name, "amount": amount}
             for id, (name, amount) in sorted(self.rows.items())
@@ -83,18 +83,16 @@ class Endpoint:
 
     @property
     def config(self) -> Mapping[str, Any]:
-        """As the file says it."""
         if self.connector == "sqlite":
             return {"path": str(self.folder / "t.db")}
         return {"folder": str(self.folder / "files")}
 
     @property
     def resource(self) -> Mapping[str, Any]:
-        """As the file says it."""
         return {"table": "t"} if self.connector == "sqlite" else {"name": "t"}
 
     def rows(self, name: str = "t") -> list[dict[str, Any]]:
-        """What a resource holds, by key."""
+        """Return the rows of a resource, by key."""
         if self.connector == "sqlite":
             found = sqlite3.connect(self.folder / "t.db").execute(
                 f"SELECT flow_document FROM {name}"
@@ -122,7 +120,7 @@ def materializing(
     allow_drop: bool = False,
     **binding: Any,
 ) -> Iterator[Materializing]:
-    """A materialization of the table, with a connector of its own and no stream kept before."""
+    """Yield a materialization of the table, with its own connector and no open stream."""
     address = f"unix:{folder / 'connector.socket'}"
     bound = {"collection": "shop.t", "resource": dict(endpoint.resource), **binding}
     said = MaterializationSection.model_validate(
@@ -161,26 +159,26 @@ def materializing(
 
 
 def notes(lake: str, name: str = "local") -> Mapping[str, Any]:
-    """What a materialization has written down."""
+    """Return the stored state of a materialization."""
     with persist.open(f"{lake}/{name}") as client:
         found = client.collection(f"{name}/state")
         return dict(each.data for each in found.snapshot(found.upper - 1))
 
 
 def once(materialization: Materializing) -> None:
-    """Bring the endpoint to where the collection is."""
+    """Bring the endpoint to the upper of its collections."""
     materialization.run(threading.Event(), once=True)
 
 
 def bring(lake: str, endpoint: Endpoint, folder: Path, **given: Any) -> None:
-    """The same, by a materialization that begins for it and ends with it."""
+    """Bring the endpoint to the upper of its collections by a new materialization."""
     with materializing(lake, endpoint, folder, **given) as materialization:
         once(materialization)
 
 
 @contextmanager
 def following(loop: Loop) -> Iterator[Callable[[Callable[[], bool]], None]]:
-    """Let it run beside the block, which is handed what waits until something is so."""
+    """Run the loop during the block. Yield a function that waits until a condition holds."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
         run = pool.submit(loop.run, stop, once=False)

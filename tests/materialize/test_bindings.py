@@ -1,4 +1,4 @@
-"""Bindings that come, go and come back, or are written anew, at whatever step that is."""
+"""Bindings that are added, removed, added again or backfilled, also after a crash at each step."""
 
 import random
 import sqlite3
@@ -26,7 +26,7 @@ STEPS = (
 FILES = tuple({"collection": f"shop.{name}", "resource": {"name": name}} for name in "tu")
 
 
-def test_a_later_collection_is_bound_while_a_transaction_is_planned(
+def test_binding_added_with_later_since_during_planned_transaction_is_stored(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -45,7 +45,7 @@ def test_a_later_collection_is_bound_while_a_transaction_is_planned(
     assert [each["id"] for each in endpoint.rows("u")] == [1]
 
 
-def test_a_collection_behind_is_bound_while_a_transaction_is_planned(
+def test_binding_added_with_earlier_upper_during_planned_transaction_is_stored(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -61,7 +61,7 @@ def test_a_collection_behind_is_bound_while_a_transaction_is_planned(
     assert [each["id"] for each in endpoint.rows("u")] == [1]
 
 
-def test_staged_work_is_applied_though_nothing_is_ready(
+def test_staged_transaction_is_applied_while_added_binding_waits_for_data(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("staged-files", tmp_path)
@@ -82,7 +82,7 @@ def test_staged_work_is_applied_though_nothing_is_ready(
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_keys_are_shared_out_with_staged_work_to_be_acknowledged(
+def test_rebalance_to_two_shards_with_unacknowledged_staged_commit_keeps_all_rows(
     lake: str, table: Table, tmp_path: Path, delta: bool
 ) -> None:
     endpoint = Endpoint("staged-files", tmp_path)
@@ -99,7 +99,7 @@ def test_keys_are_shared_out_with_staged_work_to_be_acknowledged(
     assert endpoint.rows() == table.contents()
 
 
-def test_a_binding_removed_while_shards_were_unequal(
+def test_binding_removed_while_shard_frontiers_differ_keeps_other_binding_complete(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -125,7 +125,7 @@ def test_a_binding_removed_while_shards_were_unequal(
     assert endpoint.rows() == table.contents()
 
 
-def test_a_source_that_is_bound_no_more_is_not_held(
+def test_removed_binding_releases_hold_on_its_source(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     second = persist.open(f"{lake}/crm", writer="upstream")
@@ -142,7 +142,9 @@ def test_a_source_that_is_bound_no_more_is_not_held(
     assert not held.get("materialize-local"), held
 
 
-def test_two_bindings_of_one_resource_are_refused(lake: str, table: Table, tmp_path: Path) -> None:
+def test_two_bindings_of_one_resource_raise_penstock_error(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     with (
         materializing(
             lake, Endpoint("sqlite", tmp_path), tmp_path, bindings=[TU[0], TU[0]]
@@ -152,7 +154,7 @@ def test_two_bindings_of_one_resource_are_refused(lake: str, table: Table, tmp_p
         once(materialization)
 
 
-def test_two_bindings_of_one_collection_are_written_anew_apart(
+def test_two_bindings_of_one_collection_are_backfilled_independently(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -166,7 +168,7 @@ def test_two_bindings_of_one_collection_are_written_anew_apart(
         table.change()
 
 
-def test_a_binding_removed_in_the_middle_and_added_again(
+def test_binding_removed_after_crash_and_added_again_stores_current_rows(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("plain-files", tmp_path)
@@ -186,7 +188,9 @@ def test_a_binding_removed_in_the_middle_and_added_again(
     assert [each["id"] for each in endpoint.rows("u")] == [1]
 
 
-def test_a_resource_is_dropped_and_bound_again(lake: str, table: Table, tmp_path: Path) -> None:
+def test_binding_added_again_after_its_table_was_dropped_stores_all_rows(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     u = table.client.create_or_load("shop.u", **KEYED)
     u.compare_and_append([(row(1), 0, 1)], 0, 20)
@@ -202,7 +206,9 @@ def test_a_resource_is_dropped_and_bound_again(lake: str, table: Table, tmp_path
     assert [each["id"] for each in endpoint.rows("u")] == [1, 3]
 
 
-def test_a_resource_is_bound_again_with_adopt(lake: str, table: Table, tmp_path: Path) -> None:
+def test_binding_added_again_with_adopt_replaces_existing_rows(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     u = table.client.create_or_load("shop.u", **KEYED)
     u.compare_and_append([(row(1), 0, 1)], 0, 20)
@@ -216,12 +222,14 @@ def test_a_resource_is_bound_again_with_adopt(lake: str, table: Table, tmp_path:
 
 
 def nine(time: int) -> list[tuple[Any, int, int]]:
-    """Documents that come to nine."""
+    """Return documents whose amounts sum to nine."""
     same = {"amount": 1, "name": "n", "least": 0}
     return [({"seq": 10 * time + n, "id": n % 3, **same}, time, 1) for n in range(9)]
 
 
-def test_bindings_join_whatever_step_was_the_last(lake: str, table: Table, tmp_path: Path) -> None:
+def test_binding_added_during_crash_at_each_step_is_stored_once(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint = Endpoint("staged-files", tmp_path)
     bound = [*FILES[:1]]
     bring(lake, endpoint, tmp_path, bindings=bound)
@@ -242,7 +250,7 @@ def test_bindings_join_whatever_step_was_the_last(lake: str, table: Table, tmp_p
 
 
 @pytest.mark.parametrize("what", ["sum", "row"])
-def test_a_backfill_is_done_once_whatever_step_was_the_last(
+def test_backfill_with_crash_at_each_step_is_done_once(
     lake: str, table: Table, tmp_path: Path, what: str
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -272,7 +280,7 @@ def test_a_backfill_is_done_once_whatever_step_was_the_last(
 
 
 @pytest.mark.parametrize("kind", ["documents", "counted"])
-def test_documents_are_written_anew_where_nothing_is_left(
+def test_backfill_of_documents_replaces_rows_instead_of_reducing_into_them(
     lake: str, table: Table, tmp_path: Path, kind: str
 ) -> None:
     schema = {"reduce": {"strategy": "merge"}, "properties": {"id": {"type": "integer"}}}
@@ -295,7 +303,7 @@ def test_documents_are_written_anew_where_nothing_is_left(
     assert materialization.status()["documents"] == 1
 
 
-def test_a_table_made_again_is_written_anew_once_its_backfill_says_so(
+def test_recreated_collection_raises_usage_error_until_backfill_replaces_rows(
     lake: str, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)

@@ -1,4 +1,4 @@
-"""A first copy takes as much memory as it is given, not as much as there is to copy."""
+"""The memory of an initial snapshot does not depend on the size of the collection."""
 
 import json
 import subprocess
@@ -16,11 +16,10 @@ ROWS = 16_000
 WIDTH = 5_000
 PART_BYTES = 4 << 20
 BOUND_BYTES = 144 << 20
-"""What is under way to the connector, a few parts, and what a heap wastes; all that is stored
-is more."""
+"""Bound for requests in flight, a few parts and heap overhead: less than the stored documents."""
 
 
-def test_one_huge_time_is_one_transaction_in_bounded_memory(tmp_path: Path) -> None:
+def test_initial_snapshot_at_one_time_is_one_transaction_in_bounded_memory(tmp_path: Path) -> None:
     settings = persist.Settings(part_bytes=PART_BYTES, background=False)
     with persist.open(f"file:{tmp_path}/lake/shop", writer="upstream", settings=settings) as client:
         few = client.create_or_load("shop.few", **KEYED)

@@ -1,4 +1,4 @@
-"""Transactions that end in the middle: the endpoint has each change once."""
+"""Transactions that crash at each step: the endpoint has each change once."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ STEPS = (
 
 @pytest.mark.parametrize("connector", ["sqlite", "plain-files", "staged-files"])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_an_endpoint_equals_its_collection_whatever_step_was_the_last(
+def test_endpoint_equals_collection_after_crash_at_each_step(
     tmp_path: Path, connector: str, shards: int
 ) -> None:
     lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint(connector, tmp_path)
@@ -36,7 +36,7 @@ def test_an_endpoint_equals_its_collection_whatever_step_was_the_last(
             pytest.raises(IndeterminateError),
         ):
             once(materialization)
-        # A crash, and then more changes: what was planned must be finished first.
+        # The planned transaction must be finished before the changes after the crash.
         table.change()
         with materializing(lake, endpoint, tmp_path, shards=shards) as materialization:
             once(materialization)

@@ -1,4 +1,4 @@
-"""A collection of documents is told of as its schema has it."""
+"""The collection spec of documents: projections, keys and types from the JSON schema."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
 }
 
-# What they are about is only told in words.
+# The vectors describe their keys only in prose.
 KEYS = {
     "keyval-02": ("/price", 'key "/price" of collection "c" may be of type number'),
     "keyval-03": ("/inner", 'key "/inner" of collection "c" may be of type object'),
@@ -51,7 +51,7 @@ def spec(key: list[str], projections: dict[str, str] | None = None, **changed: A
     return document_spec("c", schema, key, projections or {})
 
 
-def test_every_named_location_is_a_field():
+def test_document_spec_projects_every_named_location_as_field():
     made = spec(["/inner/at", "/id"])
     assert [(each.field, each.ptr) for each in made.projections] == [
         ("id", "/id"),
@@ -77,7 +77,7 @@ def test_every_named_location_is_a_field():
     assert document.inference == Inference(("object",), exists=Exists.MUST)
 
 
-def test_people_give_names():
+def test_document_spec_with_projections_adds_explicit_fields():
     made = spec(["/id"], {"when": "/inner/at", "first": "/list/0", "id": "/id", "doc": ""})
     explicit = {each.field: each.ptr for each in made.projections if each.explicit}
     assert explicit == {"when": "/inner/at", "first": "/list/0", "id": "/id", "doc": ""}
@@ -95,7 +95,9 @@ def test_people_give_names():
         ("x", "inner", 'location "inner" is not a JSON pointer'),
     ],
 )
-def test_projections_that_are_refused(field: str, pointer: str, message: str):
+def test_document_spec_with_invalid_projection_raises_usage_error(
+    field: str, pointer: str, message: str
+):
     with pytest.raises(UsageError, match=f"^{message}") as caught:
         spec(["/id"], {field: pointer})
     assert caught.value.hint
@@ -112,7 +114,7 @@ def test_projections_that_are_refused(field: str, pointer: str, message: str):
         ("id", 'key "id" is not a JSON pointer'),
     ],
 )
-def test_keys_that_are_refused(pointer: str, message: str):
+def test_document_spec_with_invalid_key_raises_usage_error(pointer: str, message: str):
     properties = {
         **SCHEMA["properties"],
         "nullable": {"type": ["string", "null"]},
@@ -126,7 +128,7 @@ def test_keys_that_are_refused(pointer: str, message: str):
 
 
 @pytest.mark.parametrize("id", sorted(CASES))
-def test_keys_that_flow_refuses(id: str):
+def test_document_spec_rejects_keys_that_flow_rejects(id: str):
     assert CASES[id]["expect"]["outcome"].startswith("error: Key")
     pointer, message = KEYS[id]
     required = {**SCHEMA, "required": [*SCHEMA["required"], "price"]}
@@ -134,13 +136,13 @@ def test_keys_that_flow_refuses(id: str):
         document_spec("c", required, [pointer], {})
 
 
-def test_a_key_that_may_be_absent_or_null_has_a_default():
+def test_document_spec_accepts_optional_key_that_has_default():
     made = spec(["/id", "/part"])
     assert made.key_ptrs == ("/id", "/part")
     assert defaults_of(made) == {"/part": ""}
 
 
-def test_a_property_named_as_the_whole_document_yields_to_it():
+def test_property_named_flow_document_yields_name_to_root_document():
     made = spec(["/id"], {"theirs": "/flow_document"}, flow_document={"type": "string"})
     found = {each.field: each.ptr for each in made.projections}
     assert found["flow_document"] == ""

@@ -1,4 +1,4 @@
-"""Collections of documents, reduced into what an endpoint holds."""
+"""Collections of documents, reduced into the documents of an endpoint."""
 
 import json
 import sqlite3
@@ -43,7 +43,7 @@ Row = tuple[Any, ...]
 
 
 class Log:
-    """A collection that rows are added to."""
+    """An append-only collection."""
 
     def __init__(self, lake: str, name: str, columns: pa.Schema) -> None:
         self.client = persist.open(f"{lake}/shop", writer="upstream")
@@ -91,7 +91,7 @@ def table(endpoint: Endpoint, columns: str, name: str = "t") -> list[Row]:
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_what_is_loaded_is_reduced_into(
+def test_documents_of_next_transaction_are_reduced_into_loaded_documents(
     lake: str, summed: Log, tmp_path: Path, shards: int
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -114,7 +114,7 @@ def test_what_is_loaded_is_reduced_into(
 
 
 @pytest.mark.parametrize("connector", ["sqlite", "staged-files"])
-def test_a_sum_is_exact_whatever_step_was_the_last(
+def test_sum_reduction_is_exact_after_crash_at_each_step(
     lake: str, summed: Log, tmp_path: Path, connector: str
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -142,7 +142,7 @@ def test_a_sum_is_exact_whatever_step_was_the_last(
         assert sum(row["amount"] for row in endpoint.rows()) == total, step
 
 
-def test_delta_updates_are_combined_within_a_transaction_and_never_loaded(
+def test_delta_updates_are_combined_within_transaction_and_not_loaded(
     lake: str, summed: Log, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("push-files", tmp_path)
@@ -157,7 +157,9 @@ def test_delta_updates_are_combined_within_a_transaction_and_never_loaded(
 
 
 @pytest.mark.parametrize("delete", ["hard", "soft", "ignore"])
-def test_documents_that_delete(lake: str, texts: Log, tmp_path: Path, delete: str) -> None:
+def test_document_that_deletes_is_stored_per_delete_mode(
+    lake: str, texts: Log, tmp_path: Path, delete: str
+) -> None:
     schema = {
         "type": "object",
         "properties": {"id": {"type": "integer"}, "n": {"reduce": {"strategy": "sum"}}},
@@ -188,13 +190,13 @@ def test_documents_that_delete(lake: str, texts: Log, tmp_path: Path, delete: st
             assert (1, 1) in table(endpoint, f"id, {marked}")
         add({"id": 1, "n": 4})
         once(materialization)
-    # What comes after a deletion begins anew, unless there was none.
+    # A document after a delete is not reduced into the deleted one, unless deletes are ignored.
     expected = 5 if delete == "ignore" else 4
     held = {row["id"]: row for row in endpoint.rows()}
     assert held[1]["n"] == expected
 
 
-def test_the_order_of_documents_is_that_of_their_columns_not_of_files(
+def test_documents_are_reduced_in_order_columns_sequence(
     lake: str, texts: Log, tmp_path: Path
 ) -> None:
     schema = {
@@ -214,7 +216,7 @@ def test_the_order_of_documents_is_that_of_their_columns_not_of_files(
         assert endpoint.rows() == [{"id": 1, "all": list(range(9))}]
 
 
-def test_rows_without_a_key_are_counted(lake: str, tmp_path: Path) -> None:
+def test_rows_without_key_are_stored_with_mz_count(lake: str, tmp_path: Path) -> None:
     rows = Log(lake, "shop.t", pa.schema([("a", pa.string()), ("b", pa.float64())]))
     endpoint = Endpoint("sqlite", tmp_path)
     counted = {"shop.t": {"key": "row"}}
@@ -230,9 +232,7 @@ def test_rows_without_a_key_are_counted(lake: str, tmp_path: Path) -> None:
     rows.client.close()
 
 
-def test_rows_without_a_key_are_refused_with_the_remedy_or_pushed(
-    lake: str, tmp_path: Path
-) -> None:
+def test_rows_without_key_raise_usage_error_unless_delta_updates(lake: str, tmp_path: Path) -> None:
     rows = Log(lake, "shop.t", pa.schema([("a", pa.string())]))
     rows.add(("x",), ("x",), ("y",))
     with (
@@ -251,7 +251,9 @@ def test_rows_without_a_key_are_refused_with_the_remedy_or_pushed(
     rows.client.close()
 
 
-def test_what_was_reduced_cannot_be_taken_away(lake: str, summed: Log, tmp_path: Path) -> None:
+def test_delete_of_reduced_document_raises_definite_error(
+    lake: str, summed: Log, tmp_path: Path
+) -> None:
     summed.add((0, 1, 5, "first", 3))
     with materializing(
         lake, Endpoint("sqlite", tmp_path), tmp_path, collections=by_columns()
@@ -263,7 +265,7 @@ def test_what_was_reduced_cannot_be_taken_away(lake: str, summed: Log, tmp_path:
     assert materialization.status()["phase"] == "stopped"
 
 
-def test_counted_rows_get_a_column(lake: str, tmp_path: Path) -> None:
+def test_counted_row_is_deleted_after_column_was_added(lake: str, tmp_path: Path) -> None:
     client = persist.open(f"{lake}/shop", writer="upstream")
     c = client.create_or_load("shop.t", schema=SCHEMA)
     c.compare_and_append([(row(1), 0, 1), (row(2), 0, 1)], 0, 5)
@@ -279,7 +281,7 @@ def test_counted_rows_get_a_column(lake: str, tmp_path: Path) -> None:
     client.close()
 
 
-def test_counted_rows_are_widened(lake: str, tmp_path: Path) -> None:
+def test_counted_row_is_deleted_after_float_column_was_widened(lake: str, tmp_path: Path) -> None:
     client = persist.open(f"{lake}/shop", writer="upstream")
     a = pa.schema([pa.field("id", pa.int64(), nullable=False), ("x", pa.float32())])
     c = client.create_or_load("shop.t", schema=a)
@@ -297,7 +299,7 @@ def test_counted_rows_are_widened(lake: str, tmp_path: Path) -> None:
     client.close()
 
 
-def test_a_row_that_is_there_less_than_no_times_is_an_error(lake: str, tmp_path: Path) -> None:
+def test_counted_row_with_negative_count_raises_definite_error(lake: str, tmp_path: Path) -> None:
     client = persist.open(f"{lake}/shop", writer="upstream")
     c = client.create_or_load("shop.t", schema=SCHEMA)
     c.compare_and_append([(row(1), 0, 1)], 0, 5)

@@ -1,4 +1,4 @@
-"""The channel from executors to the driver: encrypted, and only for tasks of the job."""
+"""The driver channel: encrypted, and restricted to the Spark tasks of the job."""
 
 import socket
 import threading
@@ -17,7 +17,7 @@ READABLE = "a-plan-that-nobody-else-must-read"
 
 
 class Offers:
-    """A driver that offers one text."""
+    """A driver whose plan is one text."""
 
     def opened(self) -> None:
         pass
@@ -41,7 +41,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[RoundsServer]:
 
 
 class Proxy:
-    """Forwards one connection, and keeps the bytes."""
+    """A proxy that forwards one connection and records its bytes."""
 
     def __init__(self, port: int) -> None:
         self.seen = bytearray()
@@ -76,7 +76,7 @@ class Proxy:
             each.join()
 
 
-def test_messages_of_the_driver_channel_are_readable_only_on_loopback(
+def test_driver_channel_messages_are_plaintext_only_without_certificate(
     server: RoundsServer,
 ) -> None:
     proxy = Proxy(server.address.port)
@@ -88,7 +88,7 @@ def test_messages_of_the_driver_channel_are_readable_only_on_loopback(
     assert SECRET not in proxy.seen
 
 
-def test_client_without_the_secret_of_the_job_is_rejected(server: RoundsServer) -> None:
+def test_driver_channel_client_with_wrong_secret_is_rejected(server: RoundsServer) -> None:
     with pytest.raises(NotLogged):
         Line(replace(server.address, secret=b"y" * 32), 0)
     line = Line(server.address, 0)
@@ -96,18 +96,18 @@ def test_client_without_the_secret_of_the_job_is_rejected(server: RoundsServer) 
     line.close(done=True)
 
 
-def test_plaintext_client_of_an_encrypted_channel_is_rejected() -> None:
+def test_plaintext_client_of_encrypted_driver_channel_is_rejected() -> None:
     rounds = Rounds(1, Offers(), lambda _: True)
     server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
     with socket.create_connection(("127.0.0.1", server.address.port)) as plain:
         plain.sendall(b"\0" * 8)
-        # At most an alert of TLS, then the end.
+        # At most a TLS alert before the end of the stream.
         received = b"".join(iter(lambda: plain.recv(1_024), b""))
         assert len(received) < 16
     server.close()
 
 
-def test_driver_with_another_certificate_is_rejected() -> None:
+def test_driver_channel_server_with_unexpected_certificate_is_rejected() -> None:
     rounds = Rounds(1, Offers(), lambda _: True)
     server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
     another = run_certificate.__wrapped__().certificate
@@ -116,6 +116,8 @@ def test_driver_with_another_certificate_is_rejected() -> None:
     server.close()
 
 
-def test_key_of_the_run_is_in_no_text(server: RoundsServer) -> None:
+def test_private_key_of_run_certificate_is_absent_from_repr_and_address(
+    server: RoundsServer,
+) -> None:
     assert "PRIVATE" not in repr(run_certificate()) + repr(server.address)
     assert b"PRIVATE" not in (server.address.certificate or b"")

@@ -1,8 +1,8 @@
-"""Whether a stored document was there before: true exactly if it was loaded.
+"""The `exists` flag of a Store: true exactly if the document was loaded.
 
-Flow kept some documents of the last transaction, whose keys it did not load again. Here none
-are kept: a key that comes again is loaded again, so what is stored never rests on what a
-process remembers.
+Flow caches some documents of the previous transaction and does not load their keys again.
+Penstock caches none: each transaction loads its keys. The stored documents do not depend on the
+memory of a process.
 """
 
 import json
@@ -37,7 +37,7 @@ SCHEMA = {
 
 @dataclass
 class Seen:
-    """What a connector was asked for, had, and was given, in one transaction."""
+    """Keys of the Loads, Loadeds and Stores of one transaction."""
 
     asked: set[int] = field(default_factory=set)
     found: set[int] = field(default_factory=set)
@@ -45,7 +45,7 @@ class Seen:
 
 
 class Watched(SqliteTransactor):
-    """Tells what it sees."""
+    """A transactor that records its requests and responses."""
 
     seen: list[Seen]
 
@@ -72,7 +72,7 @@ class Watched(SqliteTransactor):
 
 
 class WatchedConnector(SqliteConnector):
-    """Whose transactors tell what they see."""
+    """A connector whose transactors record their requests and responses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -101,7 +101,9 @@ def add(log: Log, *said: Mapping[str, Any]) -> None:
     log.add(*((start + at, json.dumps(each)) for at, each in enumerate(said)))
 
 
-def test_it_exists_if_and_only_if_it_was_loaded(lake: str, texts: Log, tmp_path: Path) -> None:
+def test_stored_document_has_exists_if_and_only_if_it_was_loaded(
+    lake: str, texts: Log, tmp_path: Path
+) -> None:
     connector = WatchedConnector()
     steps = [
         [{"id": 1, "n": 1}, {"id": 2, "n": 1}],
@@ -128,11 +130,11 @@ def test_it_exists_if_and_only_if_it_was_loaded(lake: str, texts: Log, tmp_path:
     ]
     for each in seen:
         assert {id for id, exists in each.exists.items() if exists} == each.found
-    # The first is the whole collection, into a resource that holds nothing.
+    # The first transaction stores the complete collection into an empty resource: no Loads.
     assert [each.asked for each in seen] == [set(), {1, 3}, {1, 2}, {2, 3}]
 
 
-def test_with_delta_updates_nothing_is_loaded_and_nothing_exists(
+def test_delta_updates_send_no_loads_and_store_with_exists_false(
     lake: str, texts: Log, tmp_path: Path
 ) -> None:
     connector = WatchedConnector()

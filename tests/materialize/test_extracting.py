@@ -1,4 +1,4 @@
-"""What is packed of documents is what is in them."""
+"""Packed values at JSON pointers of documents."""
 
 import json
 from decimal import Decimal
@@ -38,7 +38,7 @@ VALUES = st.recursive(
     lambda inner: st.one_of(st.lists(inner, max_size=2), st.dictionaries(NAMES, inner, max_size=2)),
     max_leaves=4,
 )
-# Columns of one type are as usual as others.
+# Columns of a single type are as frequent as columns of mixed types.
 COLUMNS = st.sampled_from(
     [VALUES, st.integers(), st.text(max_size=3), st.integers() | st.just(Decimal("0.5"))]
 )
@@ -47,7 +47,7 @@ DOCUMENTS = COLUMNS.flatmap(
 )
 POINTERS = st.lists(
     st.lists(NAMES, max_size=2).map(
-        lambda tokens: "".join("/" + token for token in tokens)  # None of them is escaped.
+        lambda tokens: "".join("/" + token for token in tokens)  # No name needs an escape.
     ),
     max_size=4,
 )
@@ -71,7 +71,7 @@ def expected(text: bytes, pointers: list[str], defaults: dict[str, Any]) -> byte
 @given(
     DOCUMENTS, POINTERS, st.dictionaries(st.sampled_from(["/a", "/b/0", "/é"]), VALUES), st.data()
 )
-def test_documents_are_packed_as_the_exact_reader_finds_them(
+def test_packed_at_equals_exact_json_reader(
     documents: list[Any], pointers: list[str], defaults: dict[str, Any], data: st.DataObject
 ):
     texts = [encode(each) for each in documents]
@@ -93,15 +93,15 @@ def test_documents_are_packed_as_the_exact_reader_finds_them(
     ],
     ids=["escaped", "twice", "spaced", "long", "array", "null"],
 )
-def test_texts_that_are_written_otherwise(text: bytes):
+def test_packed_at_with_unusual_json_text_equals_exact_json_reader(text: bytes):
     pointers = ["/a", "/b/a", "/0"]
     texts = [b'{"a": 5}', text]
     packed = packed_at(pa.array(texts), pointers, what="document")
     assert packed.to_pylist() == [expected(each, pointers, {}) for each in texts]
 
 
-def test_what_flow_extracts():
-    # The times of UUIDs are not extracted: documents here have none.
+def test_packed_at_extracts_same_elements_as_flow():
+    # Documents have no UUIDs, so their times are not extracted.
     extractors = {
         extractor: value
         for extractor, value in zip(
@@ -121,7 +121,7 @@ def test_what_flow_extracts():
     )
 
 
-def test_a_null_is_no_absence():
+def test_packed_at_applies_default_to_absent_value_but_not_to_null():
     texts = pa.array([b'{"a": null}', b"{}", b'{"a": 2}'])
     packed = packed_at(texts, ["/a"], defaults={"/a": 1}, what="document")
     assert [unpack_row(each) for each in packed.to_pylist()] == [(None,), (1,), (2,)]
@@ -136,7 +136,7 @@ def test_a_null_is_no_absence():
     ],
     ids=["torn", "large", "long"],
 )
-def test_documents_that_cannot_be_packed(text: bytes, message: str):
+def test_packed_at_with_invalid_document_raises_definite_error(text: bytes, message: str):
     with pytest.raises(DefiniteError, match=f"^{message}") as caught:
         packed_at(pa.array([b'{"a": 1}', text]), ["/a"], what="document of c")
     assert caught.value.hint

@@ -1,14 +1,15 @@
-"""Stories of documents on their way into endpoints, in tests/scripts/materialize.
+"""Script tests of documents that are materialized, in tests/scripts/materialize.
 
-schema of=C key=/a,/b    a JSON schema, in YAML, for collection C from here on
+schema of=C key=/a,/b    a JSON schema, in YAML, for collection C in later directives
 materialize [delta=yes] [delete=ignore] [read=all]
-                         a fixture: lines `["C", document]`, and `{"commit": true}` where a
-                         transaction ends; read=all takes it in one, after the last line
-columns of=C names=a,b   what SQLite has in these columns, after the last materialize
+                         a fixture: lines `["C", document]`, and `{"commit": true}` at the end of
+                         a transaction; read=all reads it in one transaction, after the last line
+columns of=C names=a,b   the values of these SQLite columns, after the last materialize
 
-A fixture goes into a new SQLite file and into staged files, each from a collection of its
-own. What these hold after each commit is printed in the same grammar, in order of keys, or,
-with delta updates, as it was stored; and if there was no commit, why.
+A fixture is materialized into a new SQLite file and into staged files, each from its own
+collection. The output has the documents of both endpoints after each commit, in the same
+grammar. Documents are in order of keys; delta updates are in the order of their Stores. A
+transaction without a commit prints its error.
 """
 
 import json
@@ -47,7 +48,7 @@ Line = tuple[str, Any]
 
 
 class Upstream:
-    """The collections of a fixture, each of documents in order."""
+    """The collections of a fixture, with ordered documents."""
 
     def __init__(self, lake: str, names: list[str]) -> None:
         self._client = persist.open(f"{lake}/shop", writer="upstream")
@@ -57,7 +58,7 @@ class Upstream:
         self._seq = 0
 
     def commit(self, lines: list[Line]) -> None:
-        """Add documents, all at one time."""
+        """Append documents, all at one time."""
         numbered = list(enumerate(lines, self._seq))
         self._seq += len(lines)
         parts = []
@@ -77,7 +78,7 @@ class Upstream:
 
 
 def transactions(lines: tuple[str, ...]) -> Iterator[list[Line]]:
-    """A fixture, cut at its commits; a commit that comes first ends one that is empty."""
+    """Yield the transactions of a fixture. A leading commit ends an empty transaction."""
     under_way: list[Line] = []
     for line in lines:
         said = decode(line, what="line of a fixture")
@@ -92,7 +93,7 @@ def transactions(lines: tuple[str, ...]) -> Iterator[list[Line]]:
 
 @dataclass(frozen=True, slots=True)
 class Described:
-    """A collection, as the pipeline's file would have it."""
+    """A collection section of a pipeline file."""
 
     key: tuple[str, ...]
     schema: Any
@@ -106,7 +107,7 @@ class Described:
 
 
 class Stage:
-    """Whoever obeys the script."""
+    """Interpreter of the directives of a script."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -186,7 +187,7 @@ class Stage:
 
 
 def held(endpoint: Endpoint, name: str) -> Iterator[Any]:
-    """The documents of a resource, as they are stored."""
+    """Yield the documents of a resource, in stored order."""
     if endpoint.connector == "sqlite":
         with closing(sqlite3.connect(endpoint.folder / "t.db")) as database:
             found = database.execute(f'SELECT flow_document FROM "{name}" ORDER BY rowid')
@@ -196,7 +197,7 @@ def held(endpoint: Endpoint, name: str) -> Iterator[Any]:
 
 
 def refused(materialization: Materializing) -> list[str]:
-    """Bring the endpoint to where the collections are; what was against it, if anything."""
+    """Bring the endpoint to the upper of its collections. Return the lines of an error, if any."""
     try:
         once(materialization)
     except PenstockError as error:
@@ -205,12 +206,14 @@ def refused(materialization: Materializing) -> list[str]:
 
 
 @pytest.mark.parametrize("path", stories("materialize"), ids=lambda path: path.stem)
-def test_script(path: Path, script: Script, tmp_path: Path) -> None:
+def test_materialize_script_matches_expected_output(
+    path: Path, script: Script, tmp_path: Path
+) -> None:
     script(path, Stage(tmp_path).obey)
 
 
 def played(folder: Path, key: list[str], schema: Any, *steps: list[Any], delta: bool) -> list[Any]:
-    """What both endpoints hold in the end."""
+    """Return the documents of both endpoints after the last transaction."""
     stage = Stage(folder)
     text = (json.dumps(schema),)
     assert stage.obey(Directive("schema", {"of": "c", "key": ",".join(key)}, text)) == "read"
@@ -227,18 +230,18 @@ def played(folder: Path, key: list[str], schema: Any, *steps: list[Any], delta: 
 VECTORS = {case["id"]: case for case in cases("materialize_fixture", "preview_fixture_format")}
 
 
-def test_every_vector_is_spoken_for() -> None:
+def test_materialize_fixture_vectors_are_all_tested() -> None:
     assert VECTORS.keys() == {"integ-02", "integ-05", "integ-07", "integ-09"}
 
 
-def test_keys_that_come_again_are_rows_of_their_own_with_delta_updates(tmp_path: Path) -> None:
+def test_repeated_keys_with_delta_updates_are_stored_as_separate_rows(tmp_path: Path) -> None:
     given, expected = VECTORS["integ-02"]["input"], VECTORS["integ-02"]["expect"]
     assert given["delta_updates"]
     rows = played(tmp_path, given["key"], given["schema"], *given["transactions"], delta=True)
     assert [[row["id"], row["int"], row["str"]] for row in rows] == expected["rows_id_int_str"]
 
 
-def test_compound_keys_do_not_collide(tmp_path: Path) -> None:
+def test_compound_keys_with_similar_parts_are_distinct_rows(tmp_path: Path) -> None:
     given, expected = VECTORS["integ-05"]["input"], VECTORS["integ-05"]["expect"]
     names = [pointer[1:] for pointer in given["key"]]
     schema = {
@@ -252,7 +255,7 @@ def test_compound_keys_do_not_collide(tmp_path: Path) -> None:
     assert [pack_row(each).hex() for each in given["docs"]] == expected["packed_hex"]
 
 
-def test_an_unsigned_integer_of_64_bits_survives(tmp_path: Path) -> None:
+def test_unsigned_64_bit_integer_is_stored_exactly(tmp_path: Path) -> None:
     given, expected = VECTORS["integ-07"]["input"], VECTORS["integ-07"]["expect"]
     whole = {"type": "integer"}
     schema = {
@@ -265,7 +268,7 @@ def test_an_unsigned_integer_of_64_bits_survives(tmp_path: Path) -> None:
     assert rows[0]["unsigned_bigint"] == expected["column_value"]
 
 
-def test_a_commit_ends_a_transaction_and_one_that_comes_first_an_empty_one() -> None:
+def test_fixture_transactions_with_leading_commit_start_with_empty_transaction() -> None:
     name, commit = VECTORS["integ-09"]["input"]["lines"]
     document = name.replace("{doc}", '{"id": 1}')
     found = list(transactions((commit, document, document, commit, document, commit)))
@@ -273,7 +276,7 @@ def test_a_commit_ends_a_transaction_and_one_that_comes_first_an_empty_one() -> 
 
 
 @pytest.mark.parametrize("connector", CONNECTORS)
-def test_a_document_of_16_megabytes_arrives_and_is_loaded_again(
+def test_document_of_16_mib_is_stored_and_loaded_by_next_transaction(
     tmp_path: Path, connector: str
 ) -> None:
     lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint(connector, tmp_path)

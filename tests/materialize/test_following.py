@@ -1,4 +1,4 @@
-"""Following: connectors that die, others that are refused, and backlogs."""
+"""Materializations that run: connectors that are killed or reject, and backlogs."""
 
 import os
 import random
@@ -38,7 +38,7 @@ TICKS = 12
 
 
 class Watched:
-    """Tasks in this process; what they say to their driver is heard before."""
+    """Tasks in this process, with callbacks before their calls of the driver."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Watched:
 
 
 class Mortal:
-    """The processes of a connector, which are killed once where `doomed` says."""
+    """Connector processes that are killed once at each step in `doomed`."""
 
     def __init__(self) -> None:
         self.doomed: list[str] = []
@@ -89,7 +89,7 @@ class Mortal:
         process.wait()
 
     def listening(self, start: Callable[..., None]) -> Callable[..., None]:
-        """As `start`, of which it is told."""
+        """Return `start` with a record of each started process."""
 
         def starts(hosted: Hosted, *arguments: object) -> None:
             self.last = hosted
@@ -106,7 +106,7 @@ class Mortal:
         self.hit("starting")
 
 
-def test_a_connector_that_is_killed_is_started_again_and_everything_arrives_once(
+def test_killed_connector_is_restarted_with_backoff_and_delivers_each_change_once(
     lake: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mortal, paused, pauses_ms = Mortal(), list[int](), driver.pauses_ms
@@ -164,7 +164,7 @@ materializations:
 
 
 class Whole:
-    """All that a file says, as one loop."""
+    """All tasks of a pipeline file, as one loop."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -180,7 +180,9 @@ class Whole:
         return self.status().get(name, {}).get(what)
 
 
-def test_others_go_on_beside_one_that_is_refused(lake: str, table: Table, tmp_path: Path) -> None:
+def test_materialization_continues_while_another_is_rejected(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint, address = Endpoint("sqlite", tmp_path), f"unix:{tmp_path / 'connector.socket'}"
     file = tmp_path / "pipeline.yaml"
     file.write_text(TWO.format(lake=lake, address=address, path=endpoint.config["path"]))
@@ -206,10 +208,10 @@ def test_others_go_on_beside_one_that_is_refused(lake: str, table: Table, tmp_pa
 
 
 @pytest.mark.parametrize("size", ["2KiB", None], ids=["small", "default"])
-def test_a_backlog_is_cut_by_size_and_only_between_times(
+def test_backlog_larger_than_size_is_split_only_between_times(
     lake: str, tmp_path: Path, size: str | None
 ) -> None:
-    # Nobody merges what waits, which could be cut no more.
+    # A merged batch of the backlog could not be split.
     settings = persist.Settings(background=False)
     client = persist.open(f"{lake}/shop", writer="upstream", settings=settings)
     collection = client.create_or_load("shop.t", **KEYED)
@@ -229,7 +231,7 @@ def test_a_backlog_is_cut_by_size_and_only_between_times(
     ) as materialization:
         once(materialization)
         for upper in range(10, 10 * TICKS, 10):
-            # Rows that come together, and one that goes as another comes.
+            # Inserts at shared times, and a delete at the time of an insert.
             came = [(row(upper + n), upper + n % 2, 1) for n in range(9)]
             swapped = [(row(upper - 10), upper + 5, -1), (row(upper + 9), upper + 5, 1)]
             collection.compare_and_append([*came, *swapped], upper, upper + 10)

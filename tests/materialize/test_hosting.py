@@ -1,4 +1,4 @@
-"""A connector that we start is ours alone, and ends with us."""
+"""A connector process that the runtime starts is private to it and ends with it."""
 
 import os
 import pickle
@@ -41,7 +41,7 @@ def process(found: Hosted) -> int:
 
 
 def alive(pid: int) -> bool:
-    """Whether it runs; one that ended may wait for a parent to ask about it."""
+    """Return whether the process runs. A zombie has ended and waits for its parent."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not come")
 
 
-def test_it_is_started_again_elsewhere_and_leaves_nothing(
+def test_hosted_connector_restarts_at_new_address_and_close_removes_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -79,7 +79,7 @@ def test_it_is_started_again_elsewhere_and_leaves_nothing(
     assert not [*tmp_path.iterdir()]
 
 
-def test_beyond_this_host_it_asks_for_a_token_that_is_nowhere_to_be_seen(
+def test_hosted_connector_on_tcp_requires_tls_and_token_and_does_not_leak_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -114,8 +114,8 @@ def test_beyond_this_host_it_asks_for_a_token_that_is_nowhere_to_be_seen(
         assert token not in repr(found.security)
 
 
-def test_one_that_cannot_be_started_says_why():
-    with hosted(host="192.0.2.1") as found:  # Which nobody has.
+def test_hosted_connector_on_unavailable_address_raises_connector_refused_with_reason():
+    with hosted(host="192.0.2.1") as found:  # TEST-NET-1, not a local address.
         with pytest.raises(ConnectorRefused, match="could not be started") as caught:
             found.start()
         assert 'cannot listen on "192.0.2.1:0"' in caught.value.detail
@@ -133,7 +133,7 @@ input()
 """
 
 
-def test_it_ends_with_one_who_is_killed(tmp_path: Path):
+def test_hosted_connector_exits_when_its_parent_process_is_killed(tmp_path: Path):
     with subprocess.Popen(
         [sys.executable, "-c", SCRIPT],
         stdin=subprocess.PIPE,

@@ -1,4 +1,4 @@
-"""A gRPC connector whose process hangs: given up, reported and retried; no obstacle to a stop."""
+"""A gRPC connector whose process hangs is reported and retried, and does not delay a stop."""
 
 import signal
 import socket
@@ -24,7 +24,7 @@ from tests.sdk.toy import Toy, ToyTransactor
 
 @contextmanager
 def sqlite_connector(folder: Path) -> Iterator[subprocess.Popen[str]]:
-    """Serve the SQLite connector by a process of its own."""
+    """Serve the SQLite connector in a separate process."""
     listens = ["--listen", f"unix:{folder}/c.socket", "--until-stdin-ends"]
     process = subprocess.Popen(
         [sys.executable, "-m", "penstock.cli.main", "connector", "serve", "sqlite", *listens],
@@ -52,7 +52,7 @@ def run_to_first_transaction(folder: Path) -> Iterator[Run]:
         yield run
 
 
-def test_suspended_connector_is_given_up_retried_and_no_obstacle_to_a_stop(
+def test_suspended_connector_is_retried_after_answer_timeout_and_stop_ends_in_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.5")
@@ -72,7 +72,7 @@ def test_suspended_connector_is_given_up_retried_and_no_obstacle_to_a_stop(
         assert run.status()["upper"] == 3_000
 
 
-def test_call_to_silent_listener_fails_after_the_answer_deadline(
+def test_call_to_silent_listener_after_answer_timeout_raises_connector_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.3")
@@ -86,7 +86,7 @@ def test_call_to_silent_listener_fails_after_the_answer_deadline(
     assert "no second connection could be established" in caught.value.detail
 
 
-def test_call_to_silent_listener_ends_when_the_process_stops(
+def test_call_to_silent_listener_during_stop_raises_connector_unreachable(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STOP_TIMEOUT", "0.3")
@@ -101,7 +101,7 @@ def test_call_to_silent_listener_ends_when_the_process_stops(
             connection.spec()
 
 
-def test_connector_that_commits_longer_than_the_answer_deadline_is_waited_for(
+def test_reachable_connector_may_commit_longer_than_answer_timeout(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.1")
@@ -127,7 +127,7 @@ def test_connector_that_commits_longer_than_the_answer_deadline_is_waited_for(
 
 
 class _StartsLate:
-    """A job that begins what can be cancelled only after it was cancelled for the first time."""
+    """A job that ignores its first cancellation, because its work starts after it."""
 
     def __init__(self, stop: threading.Event) -> None:
         self._stop = stop
@@ -143,7 +143,7 @@ class _StartsLate:
         self._cancelled.release()
 
 
-def test_job_that_starts_late_is_cancelled_after_stop(
+def test_job_that_starts_after_first_cancel_is_cancelled_again(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_STOP_TIMEOUT", "0.3")

@@ -1,4 +1,4 @@
-"""An endpoint that hangs: given up and retried, while a slow one is reported and waited for."""
+"""A hung endpoint is retried. A slow endpoint is reported, and the runtime waits for it."""
 
 import json
 import sqlite3
@@ -94,7 +94,7 @@ class Run:
 
 @contextmanager
 def served(folder: Path, connector: str, endpoint: Mapping[str, Any]) -> Iterator[Run]:
-    """Run a materialization whose connector is a part of this process."""
+    """Run a materialization with the connector in this process."""
     address = f"unix:{folder}/c.socket"
     with (
         serve(built_in(connector), address),
@@ -116,7 +116,7 @@ def first_transaction(folder: Path, connector: str, endpoint: Mapping[str, Any])
         run.end()
 
 
-def test_slow_endpoint_is_reported_and_does_not_hold_up_a_stop(
+def test_slow_endpoint_is_reported_as_waiting_and_does_not_delay_stop(
     database: Database, tmp_path: Path
 ) -> None:
     with (
@@ -138,7 +138,7 @@ def test_slow_endpoint_is_reported_and_does_not_hold_up_a_stop(
     assert database.sql("SELECT id FROM a ORDER BY id") == [(1,), (2,)]
 
 
-def test_half_open_connection_and_hung_endpoint_are_given_up_and_retried(
+def test_half_open_connection_and_hung_postgres_are_retried_after_answer_timeout(
     postgres_server: PostgresServer, database: Database, tmp_path: Path
 ) -> None:
     with (
@@ -156,7 +156,7 @@ def test_half_open_connection_and_hung_endpoint_are_given_up_and_retried(
     assert database.sql("SELECT id FROM a ORDER BY id") == [(1,), (2,), (3,)]
 
 
-def test_locked_sqlite_file_is_given_up_and_retried(tmp_path: Path) -> None:
+def test_locked_sqlite_file_is_reported_and_retried(tmp_path: Path) -> None:
     path = tmp_path / "a.db"
     with served(tmp_path, "sqlite", {"path": str(path)}) as run:
         other = sqlite3.connect(path, isolation_level=None)

@@ -1,4 +1,4 @@
-"""Collections in error, for a while or for good, and those that are bound beside them."""
+"""Collections in error, temporarily or permanently, and the other bindings of their tasks."""
 
 import json
 import sqlite3
@@ -44,7 +44,7 @@ def fail(table: Table, time: int) -> None:
 
 
 def recover(table: Table) -> None:
-    """Resync: what diverged is corrected at the upper, in one entry."""
+    """Resync: correct the diverged row at the upper and end the error, in one entry."""
     upper = table.collection.upper
     gone = table.contents()[0]
     del table.rows[gone["id"]]
@@ -74,20 +74,20 @@ class Other:
 
 
 def frontiers(lake: str) -> Mapping[str, int]:
-    """The frontier of each resource in the recovery log."""
+    """Return the frontier of each resource in the stored recovery log."""
     (shard,) = (each for name, each in notes(lake).items() if name.startswith("shard "))
     bindings = json.loads(shard["checkpoint"])["bindings"]
     return {json.loads(path)[0]: each["frontier"] for path, each in bindings.items()}
 
 
 def committed(materialization: Materializing) -> Mapping[str, int]:
-    """The same of a materialization that runs."""
+    """Return the frontier of each resource in the recovery log of a running materialization."""
     checkpoint = materialization._log.shards[0].checkpoint
     bindings = {} if checkpoint is None else checkpoint.bindings
     return {json.loads(path)[0]: each.frontier for path, each in bindings.items()}
 
 
-def test_materialization_with_on_error_stop_stops_at_the_error_time(
+def test_materialization_with_on_error_stop_stops_at_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -105,7 +105,7 @@ def test_materialization_with_on_error_stop_stops_at_the_error_time(
         assert materialization.status()["phase"] == "stopped"
 
 
-def test_materialization_with_on_error_stop_resumes_after_the_resync(
+def test_materialization_with_on_error_stop_resumes_after_resync(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -129,7 +129,7 @@ def test_materialization_with_on_error_stop_resumes_after_the_resync(
     assert [each["id"] for each in endpoint.rows("u")] == other.ids
 
 
-def test_binding_to_an_errored_collection_freezes_at_its_error_time(
+def test_binding_to_errored_collection_freezes_at_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -161,7 +161,7 @@ def test_binding_to_an_errored_collection_freezes_at_its_error_time(
     assert [each["id"] for each in endpoint.rows("u")] == other.ids
 
 
-def test_binding_added_after_the_error_receives_everything_below_the_error_time(
+def test_binding_added_after_error_receives_all_rows_below_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -174,7 +174,7 @@ def test_binding_added_after_the_error_receives_everything_below_the_error_time(
     assert frontiers(lake) == {"t": 25, "u": 60}
 
 
-def test_two_errored_collections_freeze_each_at_its_own_time(
+def test_two_errored_collections_each_freeze_at_own_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -192,7 +192,7 @@ def test_two_errored_collections_freeze_each_at_its_own_time(
     assert frontiers(lake) == {"t": 25, "u": 50}
 
 
-def test_frozen_binding_resumes_after_the_resync_and_reaches_the_others(
+def test_frozen_binding_resumes_after_resync_and_reaches_frontier_of_others(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -220,7 +220,7 @@ def test_frozen_binding_resumes_after_the_resync_and_reaches_the_others(
 
 
 @pytest.mark.parametrize("connector", ["sqlite", "staged-files", "plain-files"])
-def test_crash_at_any_step_of_freezing_and_resuming_delivers_each_change_once(
+def test_crash_at_each_step_of_freeze_and_resume_delivers_each_change_once(
     lake: str, table: Table, tmp_path: Path, connector: str
 ) -> None:
     other = Other(table)
@@ -264,10 +264,10 @@ def test_crash_at_any_step_of_freezing_and_resuming_delivers_each_change_once(
         recover(table)
         table.collection.compare_and_append([], upper + 5, time + 80)
         other.add(time + 80)
-        crash_and_finish(step)  # The transaction that the frozen binding resumes with.
+        crash_and_finish(step)  # The transaction in which the frozen binding resumes.
 
 
-def test_planned_transaction_is_finished_without_a_binding_that_was_frozen(
+def test_planned_transaction_is_finished_without_binding_that_was_frozen(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -301,7 +301,7 @@ def test_planned_transaction_is_finished_without_a_binding_that_was_frozen(
     assert [each["id"] for each in endpoint.rows("u")] == other.ids
 
 
-def test_backlog_is_cut_by_size_while_a_binding_is_frozen(
+def test_backlog_is_split_by_size_while_binding_is_frozen(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -322,7 +322,7 @@ def test_backlog_is_cut_by_size_while_a_binding_is_frozen(
     assert frontiers(lake) == {"t": 25, "u": 90}
 
 
-def test_once_with_a_frozen_binding_fails_after_the_others_were_brought(
+def test_run_once_with_frozen_binding_raises_definite_error_after_storing_others(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -348,7 +348,7 @@ def test_once_with_a_frozen_binding_fails_after_the_others_were_brought(
     assert len(Endpoint("sqlite", tmp_path).rows("u")) == len(other.ids)
 
 
-def test_an_error_that_ended_leaves_the_endpoint_as_the_collection_is(
+def test_endpoint_equals_collection_after_error_and_resync_between_runs(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -356,7 +356,7 @@ def test_an_error_that_ended_leaves_the_endpoint_as_the_collection_is(
         once(materialization)
         at = table.collection.upper + 5
         fail(table, at)
-        # A resync: what was wrong is put right, in one step.
+        # A resync: the correction and the recovery are one entry.
         upper = table.collection.upper
         gone = table.contents()[0]
         del table.rows[gone["id"]]
@@ -370,7 +370,7 @@ def test_an_error_that_ended_leaves_the_endpoint_as_the_collection_is(
 
 
 class Counting:
-    """Tasks that are given up if they come to no end."""
+    """Tasks that record their plans, and fail after too many transactions."""
 
     def __init__(self) -> None:
         self.plans: list[ShardPlan] = []
@@ -382,7 +382,7 @@ class Counting:
 
 
 class Large:
-    """Tasks of transactions that are large: none is offered to those that run."""
+    """Tasks of large transactions: running tasks receive no next transaction."""
 
     def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
         rounds = Rounds(len(plans), commits, lambda _: False)
@@ -392,7 +392,7 @@ class Large:
             raise rounds.error
 
 
-def test_a_backlog_is_not_cut_within_an_error_that_ended(
+def test_backlog_is_not_split_within_interval_of_recovered_error(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -420,7 +420,7 @@ def test_a_backlog_is_not_cut_within_an_error_that_ended(
     assert len(endpoint.rows("u")) == 2 + 4 * 80
 
 
-def test_a_backlog_without_offers_is_not_cut_within_an_error_that_ended(
+def test_backlog_of_large_transactions_is_not_split_within_interval_of_recovered_error(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, seen = driver.upper_within, []
@@ -455,7 +455,7 @@ def test_a_backlog_without_offers_is_not_cut_within_an_error_that_ended(
     assert len(endpoint.rows("u")) == 2 + 5 * 390
 
 
-def test_one_left_behind_recovers_while_a_transaction_is_planned(
+def test_binding_left_behind_that_recovers_during_planned_transaction_is_stored(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -480,7 +480,7 @@ def test_one_left_behind_recovers_while_a_transaction_is_planned(
     assert endpoint.rows() == table.contents()
 
 
-def test_one_in_error_before_another_begins_is_told(
+def test_error_before_since_of_another_collection_is_reported(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     up = table.collection.upper
@@ -505,7 +505,7 @@ def test_one_in_error_before_another_begins_is_told(
 
 @pytest.mark.parametrize("connector", ["sqlite", "staged-files", "plain-files"])
 @pytest.mark.parametrize("step", [None, Failpoint.APPLY_DONE, Failpoint.STORE_DONE])
-def test_frozen_binding_whose_layout_changes_resumes_with_the_new_layout(
+def test_frozen_binding_with_changed_layout_resumes_with_new_layout(
     lake: str, table: Table, tmp_path: Path, connector: str, step: Failpoint | None
 ) -> None:
     other = Other(table)
@@ -543,7 +543,7 @@ def test_frozen_binding_whose_layout_changes_resumes_with_the_new_layout(
     assert frontiers(lake) == {"t": 80, "u": 80}
 
 
-def test_raised_backfill_of_a_frozen_binding_stores_everything_below_the_error(
+def test_raised_backfill_of_frozen_binding_stores_all_rows_below_error_time(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)
@@ -567,7 +567,7 @@ def test_raised_backfill_of_a_frozen_binding_stores_everything_below_the_error(
     assert [each["id"] for each in endpoint.rows("u")] == other.ids
 
 
-def test_field_included_while_its_binding_is_frozen_is_stored_after_the_resync(
+def test_field_included_while_binding_is_frozen_is_stored_after_resync(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = Other(table)

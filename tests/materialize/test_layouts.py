@@ -84,13 +84,13 @@ class Grown:
 
 
 def columns(folder: Path, names: str) -> list[tuple[Any, ...]]:
-    """Rows of the SQLite table."""
+    """Return columns of the SQLite table, by id."""
     with contextlib.closing(sqlite3.connect(folder / "t.db")) as database:
         return database.execute(f"SELECT {names} FROM t ORDER BY id").fetchall()
 
 
 @pytest.mark.parametrize("connector", ALL)
-def test_added_columns_reach_rows_that_were_not_updated(
+def test_added_columns_are_stored_in_rows_without_updates(
     lake: str, tmp_path: Path, connector: str
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -111,7 +111,7 @@ def test_added_columns_reach_rows_that_were_not_updated(
 
 
 @pytest.mark.parametrize("document", [True, False])
-def test_added_columns_reach_the_columns_of_a_table(
+def test_added_columns_are_stored_in_sqlite_columns_of_existing_rows(
     lake: str, tmp_path: Path, document: bool
 ) -> None:
     bound = {"resource": {"table": "t", "document": document}}
@@ -126,7 +126,7 @@ def test_added_columns_reach_the_columns_of_a_table(
 
 @pytest.mark.parametrize("connector", ALL)
 @pytest.mark.parametrize("step", STEPS)
-def test_added_column_with_default_survives_a_crash_at_each_step(
+def test_added_column_with_default_is_stored_after_crash_at_each_step(
     lake: str, tmp_path: Path, connector: str, step: Failpoint
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -147,7 +147,9 @@ def test_added_column_with_default_survives_a_crash_at_each_step(
 
 
 @pytest.mark.parametrize("document", [True, False])
-def test_widened_types_print_alike_in_all_rows(lake: str, tmp_path: Path, document: bool) -> None:
+def test_widened_types_are_stored_in_same_format_in_all_rows(
+    lake: str, tmp_path: Path, document: bool
+) -> None:
     bound = {"resource": {"table": "t", "document": document}}
     two = decimal.Decimal("1.50")
     with Grown(
@@ -168,7 +170,7 @@ def test_widened_types_print_alike_in_all_rows(lake: str, tmp_path: Path, docume
     assert others == [one, one]
 
 
-def test_widened_integer_is_not_rewritten(lake: str, tmp_path: Path) -> None:
+def test_widened_integer_column_does_not_rewrite_existing_rows(lake: str, tmp_path: Path) -> None:
     with Grown(lake, count=pa.int16()) as table:
         table.add((1, 4), (2, 5))
         bring(lake, Endpoint("sqlite", tmp_path), tmp_path)
@@ -180,8 +182,7 @@ def test_widened_integer_is_not_rewritten(lake: str, tmp_path: Path) -> None:
     assert columns(tmp_path, "id, count") == [(1, 4), (2, 5), (3, 1 << 40)]
 
 
-def test_included_field_reaches_rows_that_were_not_updated(lake: str, tmp_path: Path) -> None:
-    """Also if there is no other change."""
+def test_included_field_is_stored_in_rows_without_updates(lake: str, tmp_path: Path) -> None:
     resource = {"table": "t", "document": False}
     endpoint = Endpoint("sqlite", tmp_path)
     with Grown(lake, name=pa.string()) as table:
@@ -192,7 +193,9 @@ def test_included_field_reaches_rows_that_were_not_updated(lake: str, tmp_path: 
         assert columns(tmp_path, "id, name") == [(1, "a"), (2, "b")]
 
 
-def test_added_column_with_default_is_filled_without_a_rewrite(lake: str, tmp_path: Path) -> None:
+def test_added_column_with_default_is_filled_without_rewriting_rows(
+    lake: str, tmp_path: Path
+) -> None:
     resource = {"table": "t", "document": False}
     endpoint = Endpoint("sqlite", tmp_path)
     with Grown(lake, name=pa.string()) as table:
@@ -229,7 +232,7 @@ def test_added_column_with_default_is_filled_without_a_rewrite(lake: str, tmp_pa
         ("plain-files", {"name": "t"}, "any_layout"),
     ],
 )
-def test_planted_bug_in_added_default_breaks_equality(
+def test_planted_bug_in_added_default_breaks_equality_with_collection(
     lake: str, tmp_path: Path, connector: str, resource: Mapping[str, Any], defect: str
 ) -> None:
     expected = [(1, 7), (2, 7), (3, 9)]
@@ -253,7 +256,7 @@ def test_planted_bug_in_added_default_breaks_equality(
         assert found[2] == expected[2]
 
 
-def test_added_column_that_the_table_has_already_is_rewritten(lake: str, tmp_path: Path) -> None:
+def test_added_column_that_already_exists_in_table_is_rewritten(lake: str, tmp_path: Path) -> None:
     resource = {"table": "t", "document": False}
     endpoint = Endpoint("sqlite", tmp_path)
     with Grown(lake, name=pa.string()) as table:
@@ -269,7 +272,9 @@ def test_added_column_that_the_table_has_already_is_rewritten(lake: str, tmp_pat
     assert columns(tmp_path, "id, n") == [(1, 7), (2, 9)]
 
 
-def test_backfill_replaces_all_rows_of_the_resource(lake: str, tmp_path: Path) -> None:
+def test_backfill_replaces_all_rows_and_removes_foreign_rows_only_with_allow_drop(
+    lake: str, tmp_path: Path
+) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     with Grown(lake, name=pa.string()) as table:
         table.add((1, "a"), (2, "b"))
@@ -289,7 +294,7 @@ def test_backfill_replaces_all_rows_of_the_resource(lake: str, tmp_path: Path) -
         assert endpoint.rows() == table.contents()
 
 
-def test_backfill_with_a_planned_transaction_keeps_foreign_rows(lake: str, tmp_path: Path) -> None:
+def test_backfill_with_planned_transaction_keeps_foreign_rows(lake: str, tmp_path: Path) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     with Grown(lake, name=pa.string()) as table:
         table.add((1, "a"), (2, "b"))
@@ -305,7 +310,7 @@ def test_backfill_with_a_planned_transaction_keeps_foreign_rows(lake: str, tmp_p
         assert [id for (id,) in columns(tmp_path, "id")] == [1, 2, 9]
 
 
-def test_backfill_with_a_lost_commit_takes_no_row_for_a_foreign_one(
+def test_backfill_after_commit_not_recorded_treats_no_row_as_foreign(
     lake: str, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -328,7 +333,7 @@ def test_backfill_with_a_lost_commit_takes_no_row_for_a_foreign_one(
     ],
     ids=["delta", "ignore", "soft"],
 )
-def test_backfill_takes_rows_of_its_own_for_no_foreign_ones(
+def test_backfill_does_not_treat_rows_of_earlier_settings_as_foreign(
     lake: str, tmp_path: Path, before: Mapping[str, Any], after: Mapping[str, Any]
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -343,7 +348,7 @@ def test_backfill_takes_rows_of_its_own_for_no_foreign_ones(
 
 @pytest.mark.parametrize("connector", ALL)
 @pytest.mark.parametrize("step", STEPS)
-def test_backfill_survives_a_crash_at_each_step(
+def test_backfill_after_crash_at_each_step_equals_collection(
     lake: str, tmp_path: Path, connector: str, step: Failpoint
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -381,7 +386,7 @@ def test_source_column_called_flow_document_keeps_its_name(
 @pytest.mark.parametrize(
     ("decimals", "stored", "found"), [("text", "100.50", []), ("real", 100.5, [1])]
 )
-def test_sqlite_stores_decimals_as_the_endpoint_says(
+def test_sqlite_stores_decimals_in_configured_format(
     lake: str, tmp_path: Path, decimals: str, stored: object, found: list[int]
 ) -> None:
     endpoint = {"path": str(tmp_path / "t.db"), "decimals": decimals}
@@ -412,11 +417,11 @@ def test_sqlite_stores_decimals_as_the_endpoint_says(
         bring(lake, Endpoint("sqlite", tmp_path), tmp_path, **allowed)
         now = [100.5, 9.95, None] if decimals == "text" else ["100.50", "9.95", None]
         assert columns(tmp_path, "amount") == [(each,) for each in now]
-        # Afterwards the resource fits.
+        # Now the resource is compatible.
         bring(lake, Endpoint("sqlite", tmp_path), tmp_path, backfill=1, **changed)
 
 
-def test_plan_reports_rows_that_are_replaced_or_rewritten(lake: str, tmp_path: Path) -> None:
+def test_plan_reports_replaced_and_rewritten_rows(lake: str, tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
 
     def write(backfill: int, decimals: str = "text") -> None:

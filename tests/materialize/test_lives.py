@@ -1,4 +1,4 @@
-"""The life of a materialization: shards that change, schemas that grow, and waiting."""
+"""Lifecycle of a materialization: shard count, schema changes, status and waits."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ from tests.materialize.lake import (
 
 @pytest.mark.parametrize("connector", ["sqlite", "plain-files", "staged-files"])
 @pytest.mark.parametrize("step", [None, Failpoint.PLAN_DONE, Failpoint.RECOVERY_DONE])
-def test_keys_are_shared_out_anew_at_one_frontier(
+def test_changed_shard_count_rebalances_keys_and_loses_no_change(
     lake: str, table: Table, tmp_path: Path, connector: str, step: Failpoint | None
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -51,7 +51,7 @@ def add_a_column(table: Table) -> None:
     table.collection.alter(pa.schema([*table.collection.schema, ("more", pa.string())]))
 
 
-def test_a_column_that_joins_is_validated_and_applied_once(
+def test_added_column_is_stored_and_changes_spec_version(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -72,7 +72,7 @@ def test_a_column_that_joins_is_validated_and_applied_once(
     assert held[99]["more"] == "much"
 
 
-def test_a_collection_that_is_behind_is_named(lake: str, table: Table, tmp_path: Path) -> None:
+def test_status_names_collection_that_is_behind(lake: str, table: Table, tmp_path: Path) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
     other.compare_and_append([], 0, 7)
     with materializing(
@@ -84,7 +84,7 @@ def test_a_collection_that_is_behind_is_named(lake: str, table: Table, tmp_path:
     assert 'collection "shop.u"' in told["waits_for"]
 
 
-def test_a_collection_that_is_not_made_yet_is_named(
+def test_status_names_collection_that_its_source_has_not_created(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -95,7 +95,9 @@ def test_a_collection_that_is_not_made_yet_is_named(
         until(lambda: waiting.status()["waits_for"] == "its source to make shop.x")
 
 
-def test_a_collection_nobody_makes_is_refused(lake: str, table: Table, tmp_path: Path) -> None:
+def test_collection_without_source_raises_collection_missing(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     with (
         materializing(lake, Endpoint("sqlite", tmp_path), tmp_path, collection="shop.x") as wrong,
         pytest.raises(CollectionMissing, match=r"shop\.x"),
@@ -111,7 +113,7 @@ def test_a_collection_nobody_makes_is_refused(lake: str, table: Table, tmp_path:
     ],
     ids=["endpoint", "resource"],
 )
-def test_configuration_is_held_against_the_schemas_of_the_connector(
+def test_config_that_violates_connector_schema_raises_usage_error(
     lake: str, table: Table, tmp_path: Path, changed: dict[str, Any], named: str
 ) -> None:
     with (
@@ -121,7 +123,7 @@ def test_configuration_is_held_against_the_schemas_of_the_connector(
         once(wrong)
 
 
-def test_what_follows_is_told_while_it_is_being_followed(
+def test_running_materialization_follows_changes_and_stores_status(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -140,14 +142,14 @@ def test_what_follows_is_told_while_it_is_being_followed(
 
 
 class Failing(SqliteTransactor):
-    """Commits nothing."""
+    """A transactor whose commits fail."""
 
     def start_commit(self, checkpoint: bytes) -> None:
         raise RuntimeError("no")
 
 
 class Unreliable(SqliteConnector):
-    """Whose transactors fail from some time on."""
+    """A connector whose transactors fail once `fails` is set."""
 
     fails = False
 
@@ -158,7 +160,7 @@ class Unreliable(SqliteConnector):
         return found
 
 
-def test_upper_is_told_once_the_connector_has_committed(
+def test_status_upper_does_not_advance_before_connector_commits(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint, connector = Endpoint("sqlite", tmp_path), Unreliable()
@@ -174,7 +176,9 @@ def test_upper_is_told_once_the_connector_has_committed(
     assert told["upper"] == reached
 
 
-def test_an_error_that_is_over_is_not_told(lake: str, table: Table, tmp_path: Path) -> None:
+def test_status_error_is_cleared_after_successful_run(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     with materializing(lake, endpoint, tmp_path) as materialization:
         once(materialization)

@@ -36,7 +36,7 @@ LOST = 'resource "t" of materialization "local" does not exist any more'
 
 
 def execute(folder: Path, statement: str) -> list[tuple[Any, ...]]:
-    """Run a statement in the SQLite endpoint."""
+    """Execute a statement in the SQLite endpoint."""
     with contextlib.closing(sqlite3.connect(folder / "t.db", timeout=60)) as database:
         rows = database.execute(statement).fetchall()
         database.commit()
@@ -70,7 +70,7 @@ def test_start_with_dropped_table_is_rejected_until_backfill(
     assert {each["id"] for each in endpoint.rows()} >= table.rows.keys()
 
 
-def test_dropped_table_of_another_binding_is_rejected_and_nothing_is_stored(
+def test_dropped_table_of_one_binding_raises_lost_resource_and_stores_nothing(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -89,7 +89,9 @@ def test_dropped_table_of_another_binding_is_rejected_and_nothing_is_stored(
     assert [each["id"] for each in endpoint.rows("u")] == [1, 2]
 
 
-def test_table_dropped_while_running_is_rejected(lake: str, table: Table, tmp_path: Path) -> None:
+def test_table_dropped_while_running_raises_lost_resource_at_restart(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
     with (
         materializing(lake, endpoint, tmp_path) as materialization,
@@ -131,7 +133,7 @@ def delete_contents(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("connector", "name"), CONTENTS)
-def test_start_with_deleted_contents_of_a_folder_is_rejected(
+def test_start_with_deleted_folder_contents_raises_lost_resource(
     lake: str, table: Table, tmp_path: Path, connector: str, name: str
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -148,7 +150,7 @@ def test_start_with_deleted_contents_of_a_folder_is_rejected(
 
 
 @pytest.mark.parametrize(("connector", "name"), CONTENTS)
-def test_contents_of_a_folder_deleted_while_running_stop_the_materialization(
+def test_folder_contents_deleted_while_running_stop_materialization(
     lake: str, table: Table, tmp_path: Path, connector: str, name: str
 ) -> None:
     endpoint = Endpoint(connector, tmp_path)
@@ -165,7 +167,7 @@ def test_contents_of_a_folder_deleted_while_running_stop_the_materialization(
     assert not (tmp_path / "files" / "t" / name).exists()
 
 
-def test_folder_of_an_older_version_without_a_list_of_contents_is_continued(
+def test_folder_of_older_version_without_contents_list_is_continued(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("staged-files", tmp_path)
@@ -180,7 +182,7 @@ def test_folder_of_an_older_version_without_a_list_of_contents_is_continued(
 
 
 @pytest.mark.parametrize("step", [Failpoint.APPLY_DONE, Failpoint.PLAN_DONE])
-def test_crash_before_the_first_transaction_is_not_taken_for_a_dropped_table(
+def test_crash_before_first_commit_is_not_treated_as_lost_resource(
     lake: str, table: Table, tmp_path: Path, step: Failpoint
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -191,10 +193,10 @@ def test_crash_before_the_first_transaction_is_not_taken_for_a_dropped_table(
 
 
 @pytest.mark.parametrize("step", [Failpoint.APPLY_DONE, Failpoint.PLAN_DONE, Failpoint.STORE_DONE])
-def test_table_dropped_after_a_crash_in_the_first_transaction_is_written_completely(
+def test_table_dropped_after_crash_in_first_transaction_is_stored_completely(
     lake: str, table: Table, tmp_path: Path, step: Failpoint
 ) -> None:
-    # After STORE_DONE the endpoint has committed, and the recovery log does not know.
+    # After STORE_DONE the endpoint has committed, but the recovery log has no commit.
     endpoint = Endpoint("sqlite", tmp_path)
     with armed(step, Action.ERROR), pytest.raises(IndeterminateError):
         bring(lake, endpoint, tmp_path)
@@ -213,7 +215,7 @@ def test_table_dropped_after_a_crash_in_the_first_transaction_is_written_complet
         Failpoint.ACKNOWLEDGE_DONE,
     ],
 )
-def test_backfill_of_a_dropped_table_survives_a_crash_at_each_step(
+def test_backfill_of_dropped_table_after_crash_at_each_step_equals_collection(
     lake: str, table: Table, tmp_path: Path, step: Failpoint
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -227,7 +229,7 @@ def test_backfill_of_a_dropped_table_survives_a_crash_at_each_step(
     assert endpoint.rows() == table.contents()
 
 
-def test_backfill_set_back_after_apply_created_the_table_loses_nothing(
+def test_backfill_reset_after_apply_created_table_loses_no_row(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -241,7 +243,7 @@ def test_backfill_set_back_after_apply_created_the_table_loses_nothing(
     assert endpoint.rows() == table.contents()
 
 
-def test_table_dropped_between_validate_and_apply_is_rejected(
+def test_table_dropped_between_validate_and_apply_raises_connector_refused(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     class DropsTable(SqliteConnector):
@@ -259,7 +261,7 @@ def test_table_dropped_between_validate_and_apply_is_rejected(
         bring(lake, endpoint, tmp_path)
 
 
-def test_several_shards_write_a_dropped_table_again_by_way_of_one(
+def test_dropped_table_with_several_shards_is_rejected_until_backfill_with_one_shard(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -277,7 +279,7 @@ def test_several_shards_write_a_dropped_table_again_by_way_of_one(
     assert endpoint.rows() == table.contents()
 
 
-def test_table_dropped_in_postgres_is_rejected_until_backfill(
+def test_start_with_dropped_postgres_table_is_rejected_until_backfill(
     orders: Path,  # noqa: F811
     postgres_server: Any,
 ) -> None:
@@ -294,7 +296,7 @@ def test_table_dropped_in_postgres_is_rejected_until_backfill(
     database.drop()
 
 
-def test_plan_reports_a_dropped_table(orders: Path) -> None:  # noqa: F811
+def test_plan_reports_dropped_table(orders: Path) -> None:  # noqa: F811
     bring_orders(orders)
     with contextlib.closing(sqlite3.connect(orders / "desk.db")) as database:
         database.execute("DROP TABLE a")
@@ -304,7 +306,7 @@ def test_plan_reports_a_dropped_table(orders: Path) -> None:  # noqa: F811
     assert "set the backfill of its binding to 1" in change.hint
 
 
-def test_planted_bug_in_the_check_for_lost_resources_loses_rows(
+def test_planted_bug_in_lost_resource_check_loses_rows(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)

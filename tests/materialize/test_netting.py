@@ -1,4 +1,4 @@
-"""What the changes of a table come to, key by key."""
+"""Net changes of a table: the last row per key."""
 
 import json
 from itertools import pairwise
@@ -24,7 +24,7 @@ tables = st.dictionaries(keys, st.none() | st.text(max_size=3), max_size=6)
 
 
 def changes_between(histories: list[dict[Any, Any]]) -> pa.Table:
-    """The updates that lead from each table to the next, one time each."""
+    """Return the updates from each table to the next, at one time each."""
     updates: list[tuple[Any, ...]] = []
     for time, (before, after) in enumerate(pairwise(histories)):
         for key in sorted({*before, *after}):
@@ -41,7 +41,7 @@ def changes_between(histories: list[dict[Any, Any]]) -> pa.Table:
 
 
 @given(st.lists(tables, min_size=2, max_size=5))
-def test_what_is_stored_and_deleted_leads_from_the_first_table_to_the_last(histories) -> None:
+def test_net_changes_transform_first_table_into_last(histories) -> None:
     found = net(changes_between(histories), ("a", "b"), collection="t")
     state = dict(histories[0])
     for row, packed, exists, gone in zip(
@@ -60,20 +60,20 @@ def test_what_is_stored_and_deleted_leads_from_the_first_table_to_the_last(histo
 
 
 @given(st.lists(tables, min_size=2, max_size=5))
-def test_documents_are_the_rows(histories) -> None:
+def test_documents_of_net_rows_decode_to_rows(histories) -> None:
     found = net(changes_between(histories), ("a", "b"), collection="t")
     assert [json.loads(each.as_py()) for each in documents(found.rows)] == found.rows.to_pylist()
 
 
 @pytest.mark.parametrize("diffs", [(+1, +1), (-1, -1)])
-def test_two_rows_of_one_key_are_refused(diffs) -> None:
+def test_net_with_two_rows_of_one_key_raises_definite_error(diffs) -> None:
     rows = pa.table([[1, 1], ["x", "x"], ["one", "two"], [0, 0], list(diffs)], names=SCHEMA.names)
     with pytest.raises(DefiniteError, match='collection "t" has two rows of one key') as raised:
         net(rows, ("a", "b"), collection="t")
     assert "(1, 'x')" in raised.value.detail
 
 
-def test_a_row_that_is_there_twice_is_refused() -> None:
+def test_net_with_row_of_diff_two_raises_definite_error() -> None:
     rows = pa.table([[1], ["x"], ["one"], [0], [2]], names=SCHEMA.names)
     with pytest.raises(DefiniteError, match="two rows of one key"):
         net(rows, ("a", "b"), collection="t")

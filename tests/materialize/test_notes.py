@@ -1,4 +1,4 @@
-"""What a materialization writes down, as the page on the format at rest has it."""
+"""Stored state of a materialization, compared with docs/reference/format.md."""
 
 import base64
 import json
@@ -28,12 +28,14 @@ PAGE = Path(__file__).parents[2] / "docs/reference/format.md"
 
 
 def listed(heading: str) -> list[str]:
-    """The fields that the page lists, but those that are left out by default."""
+    """Return the fields that the page lists, except those that are omitted by default."""
     _, _, after = PAGE.read_text().partition(f"### {heading}\n")
     return re.findall(r"^\| `(\w+)` \| (?!.*`= )", re.split(r"\n#", after)[0], re.MULTILINE)
 
 
-def test_the_page_on_the_format_lists_the_notes(lake: str, table: Table, tmp_path: Path) -> None:
+def test_format_page_lists_fields_of_materialization_state(
+    lake: str, table: Table, tmp_path: Path
+) -> None:
     bring(lake, Endpoint("sqlite", tmp_path), tmp_path, shards=2)
     known = notes(lake)
     assert {*known["materialization"]} == {*listed("Materialization state")}
@@ -56,7 +58,7 @@ def test_the_page_on_the_format_lists_the_notes(lake: str, table: Table, tmp_pat
     assert [*msgspec.structs.asdict(Reached("", 0, 0))] == [*listed("Reached"), "columns", "layout"]
 
 
-def test_what_is_said_of_endpoint_and_resources_is_not_kept(
+def test_applied_spec_at_rest_omits_endpoint_and_resource_config(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     said = {"table": "t", "adopt": False}
@@ -78,7 +80,7 @@ def test_what_is_said_of_endpoint_and_resources_is_not_kept(
             recall_applied(memory, MaterializationSection.model_validate(section))
 
 
-def test_a_note_of_an_earlier_version_has_the_resources_itself() -> None:
+def test_applied_spec_of_earlier_version_is_read_with_its_resource_config() -> None:
     resource = '{"table": "t"}'
     collection = CollectionSpec("shop.t", (), ())
     binding = MaterializationBinding(resource, ("t",), collection, FieldSelection())

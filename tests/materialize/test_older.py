@@ -1,4 +1,4 @@
-"""A connector of the older generation, with Prepare and Commit, driven by the same client."""
+"""A connector of the older protocol generation, with Prepare and Commit."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -32,7 +32,7 @@ from tests.sdk.toy import docs, keys, spec
 
 
 class Older(grpc.GenericRpcHandler):
-    """Speaks as connectors did in 2021: Apply; Prepare, Prepared; Commit, Committed."""
+    """A connector with the protocol of 2021: Apply; Prepare, Prepared; Commit, Committed."""
 
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
@@ -75,7 +75,7 @@ class Older(grpc.GenericRpcHandler):
                     if loaded.loaded.docs_json:
                         yield loaded.SerializeToString()
                 case 3:
-                    # Prepare { bytes flow_checkpoint = 1; }, read as what has that shape.
+                    # Prepare { bytes flow_checkpoint = 1; }, parsed as a message of the same shape.
                     shape = materialize_pb2.TransactionRequest.StartCommit
                     prepared = shape.FromString(body[2:]).runtime_checkpoint
                     state = flow_pb2.DriverCheckpoint(driver_checkpoint_json=b'{"file":1}')
@@ -105,7 +105,7 @@ def older(tmp_path: Path) -> Iterator[tuple[Older, Connection]]:
     server.stop(0).wait()
 
 
-def test_it_is_found_out_when_it_is_applied(older):
+def test_apply_detects_connector_of_prepare_generation(older):
     _, connection = older
     assert connection.generation is Generation.START_COMMIT
     assert connection.apply(Apply(spec(), "v")).action_description == "made"
@@ -114,7 +114,7 @@ def test_it_is_found_out_when_it_is_applied(older):
         connection.spec()
 
 
-def test_transactions_in_its_words(older):
+def test_transactions_with_prepare_generation_connector_use_prepare_and_commit(older):
     handler, connection = older
     connection.apply(Apply(spec(), "v"))
     stream = connection.transactions()
@@ -132,7 +132,7 @@ def test_transactions_in_its_words(older):
         stream.send(Store(0, keys(1), none, docs(doc), pa.array([bool(number)])))
         stream.send(StartCommit(f"checkpoint {number}".encode()))
         with pytest.raises(LocalProtocolError):
-            stream.send(Load(0, keys(1)))  # Its commit is under way.
+            stream.send(Load(0, keys(1)))  # A commit is pending.
         assert stream.receive() == StartedCommit()
     assert handler.checkpoint == b"checkpoint 1"
     assert list(handler.rows.values()) == docs({"id": 1, "n": 2}).to_pylist()

@@ -1,4 +1,4 @@
-"""What comes next is read, and its Loads are sent, while the last transaction is being finished."""
+"""The next interval is read and loaded while the last transaction commits."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -16,11 +16,11 @@ from tests.materialize.lake import Endpoint, materializing
 from tests.materialize.test_documents import COLUMNS, Log, by_columns, table
 
 PATIENCE_S = 60
-"""Nobody waits so long, unless what is waited for never comes."""
+"""Limit of each wait. Only a failure reaches the limit."""
 
 
 class Slow(SqliteTransactor):
-    """Commits only once the next interval is read, acknowledges only once its Loads were sent."""
+    """A transactor that commits after the next read and acknowledges after the next Loads."""
 
     go_on: Callable[[], None]
     told: threading.Event
@@ -29,7 +29,7 @@ class Slow(SqliteTransactor):
 
     def load(self, keys: Iterator[Keys]) -> Iterator[LoadedDocuments]:
         yield from super().load(keys)
-        # The runtime waits for this to end, so it will know that more has come.
+        # The runtime waits for the end of load, so it sees the new rows before the commit.
         if len(self.seen) < 2:
             self.told.clear()
             self.loaded.clear()
@@ -49,7 +49,7 @@ class Slow(SqliteTransactor):
 
 
 class SlowConnector(SqliteConnector):
-    """Whose transactors take their time."""
+    """A connector with slow transactors."""
 
     def open(self, opening: Any) -> SqliteTransactor:
         found = super().open(opening)
@@ -57,7 +57,7 @@ class SlowConnector(SqliteConnector):
         return found
 
 
-def test_the_next_interval_is_read_while_one_is_committed_and_acknowledged(
+def test_next_interval_is_read_and_loaded_during_commit_and_acknowledge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint("sqlite", tmp_path)

@@ -1,4 +1,4 @@
-"""A connector that says nothing is given up, and the step is named at which it does."""
+"""A connector that does not respond is unreachable, and the error names the step."""
 
 import threading
 from pathlib import Path
@@ -28,7 +28,7 @@ def toy() -> Toy:
 
 @pytest.fixture
 def hurried(toy: Toy, gate: threading.Event, tmp_path: Path):
-    """A line to a connector that does not come back from one of its methods."""
+    """A connection to a connector with a method that does not return."""
     with serve(toy, f"unix:{tmp_path}/toy.sock") as server:
         with connect(server.address, patience_s=0.3) as connection:
             yield connection
@@ -76,7 +76,9 @@ def end(stream):
     ],
     ids=["open", "acknowledge", "load", "commit", "end"],
 )
-def test_silence_is_told_with_its_step(toy, hurried, gate, method, steps, says):
+def test_silent_connector_raises_connector_unreachable_that_names_step(
+    toy, hurried, gate, method, steps, says
+):
     toy.transactor = deaf(method, gate)
 
     def go_on():
@@ -89,7 +91,9 @@ def test_silence_is_told_with_its_step(toy, hurried, gate, method, steps, says):
     assert caught.value.detail == "That was so for 0.3 seconds."
 
 
-def test_a_connector_that_takes_nothing_is_told(toy, hurried, gate, monkeypatch):
+def test_connector_that_reads_no_requests_raises_connector_unreachable(
+    toy, hurried, gate, monkeypatch
+):
     monkeypatch.setattr("penstock.sdk.stream.WAITING_BYTES", 1)
     monkeypatch.setattr("penstock.materialize.client.UNDER_WAY_BYTES", 1)
     toy.transactor = deaf("acknowledge", gate)
@@ -105,7 +109,7 @@ def test_a_connector_that_takes_nothing_is_told(toy, hurried, gate, monkeypatch)
         send_on()
 
 
-def test_a_stream_on_which_nothing_is_awaited_is_left_alone(hurried):
+def test_idle_stream_without_pending_response_does_not_time_out(hurried):
     stream = ready(hurried)
     heard: list[Exception] = []
 
@@ -124,7 +128,7 @@ def test_a_stream_on_which_nothing_is_awaited_is_left_alone(hurried):
     assert "CANCELLED" in str(heard[0].__notes__)
 
 
-def test_the_end_of_a_stream_is_waited_for_as_long_as_an_answer(toy, gate, tmp_path):
+def test_stream_end_has_full_answer_timeout_after_idle_time(toy, gate, tmp_path):
     toy.transactor = deaf("close", gate)
     with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
         stream = ready(connection)
@@ -136,7 +140,7 @@ def test_the_end_of_a_stream_is_waited_for_as_long_as_an_answer(toy, gate, tmp_p
         looks = iter(range(4))
 
         def look(_patience_s):
-            """That the stream is idle, twice; then right after our end of it; then no more."""
+            """Report an idle stream twice, then end the stream, then stop the watch."""
             count = next(looks)
             if count == 2:
                 stream.end()

@@ -1,4 +1,4 @@
-"""The transitions of the recovery log, and its form at rest."""
+"""Transitions of the recovery log, and its stored form."""
 
 from dataclasses import replace
 from typing import Any
@@ -30,30 +30,30 @@ def two_shards(**changes: Any) -> Log:
     return replace(Log("v1", shards), **changes)
 
 
-def test_plan_records_upper_and_frozen_resources() -> None:
+def test_log_plan_records_upper_and_frozen_resources() -> None:
     log = two_shards().plan(20, ["a"])
     assert (log.planned, log.frozen) == (20, {"a"})
     assert log.plan(30).frozen == frozenset()
     assert log == replace(two_shards(), planned=20, frozen=frozenset({"a"}))
 
 
-def test_bind_doubts_resources_that_are_no_longer_bound() -> None:
+def test_log_bind_marks_resources_that_are_no_longer_bound_as_unbound() -> None:
     log = two_shards(unbound=frozenset({"old"})).bind("v2", ["a", "c"])
     assert log == two_shards(version="v2", unbound=frozenset({"old", "b"}))
 
 
-def test_bind_before_the_first_commit_doubts_nothing() -> None:
+def test_log_bind_before_first_commit_marks_nothing_as_unbound() -> None:
     log = Log("v1", (ShardLog(LOWER), ShardLog(UPPER, OLD)))
     assert log.bind("v2", ["a", "b"]).unbound == frozenset()
     assert Log("v1", (ShardLog(WHOLE),)).bind("v2", []).unbound == frozenset()
 
 
-def test_doubt_adds_to_the_resources_in_doubt() -> None:
+def test_log_doubt_adds_resources_to_unbound() -> None:
     log = two_shards(unbound=frozenset({"old"}), planned=20)
     assert log.doubt(["a"]) == two_shards(unbound=frozenset({"old", "a"}), planned=20)
 
 
-def test_commit_replaces_shards_and_keeps_what_was_acknowledged() -> None:
+def test_log_commit_replaces_shards_and_keeps_acknowledged_checkpoints() -> None:
     log = two_shards(planned=20, frozen=frozenset({"b"}), unbound=frozenset({"a", "c"}))
     committed = log.commit(
         [ShardLog(LOWER, NEW, '{"x": 9}', "third"), ShardLog(UPPER, NEW, "{}", "fourth", NEW)],
@@ -70,27 +70,27 @@ def test_commit_replaces_shards_and_keeps_what_was_acknowledged() -> None:
     assert not committed.is_settled
 
 
-def test_commit_carries_the_plan_of_the_next_transaction() -> None:
+def test_log_commit_records_plan_of_next_transaction() -> None:
     log = two_shards(planned=20)
     committed = log.commit(log.shards, planned=30, frozen=["a"])
     assert (committed.planned, committed.frozen) == (30, {"a"})
 
 
-def test_opened_changes_the_checkpoint_of_one_shard() -> None:
+def test_log_opened_changes_checkpoint_of_one_shard() -> None:
     log = two_shards().opened(UPPER, NEW)
     assert [each.checkpoint for each in log.shards] == [OLD, NEW]
     assert [each.settled for each in log.shards] == [OLD, OLD]
     assert not log.is_settled
 
 
-def test_settle_acknowledges_every_shard() -> None:
+def test_log_settle_acknowledges_every_shard() -> None:
     log = two_shards().opened(UPPER, NEW).settle()
     assert [each.settled for each in log.shards] == [OLD, NEW]
     assert [each.checkpoint for each in log.shards] == [OLD, NEW]
     assert log.is_settled
 
 
-def test_share_out_gives_new_ranges_the_common_frontier_and_inherited_state() -> None:
+def test_log_share_out_gives_new_ranges_common_checkpoint_and_merged_state() -> None:
     log = two_shards(unbound=frozenset({"c"}), version="v3")
     quarters = [*LOWER.split(), *UPPER.split()]
     shared = log.share_out([quarters[0], KeyRange(quarters[1].begin, UPPER.end)], ["a", "b"])
@@ -104,7 +104,7 @@ def test_share_out_gives_new_ranges_the_common_frontier_and_inherited_state() ->
     assert (shared.version, shared.unbound) == ("v3", {"c"})
 
 
-def test_share_out_ignores_resources_that_are_not_bound() -> None:
+def test_log_share_out_ignores_resources_that_are_not_bound() -> None:
     apart = (ShardLog(LOWER, OLD), ShardLog(UPPER, checkpoint(a=10, b=15)))
     shared = two_shards(shards=apart).share_out([WHOLE], ["a"])
     assert [each.checkpoint for each in shared.shards] == [OLD]
@@ -119,17 +119,17 @@ def test_share_out_ignores_resources_that_are_not_bound() -> None:
     ],
     ids=["planned", "two frontiers", "one shard without a commit"],
 )
-def test_share_out_between_frontiers_raises_internal_error(log: Log) -> None:
+def test_log_share_out_between_frontiers_raises_internal_error(log: Log) -> None:
     with pytest.raises(InternalError, match="between two frontiers"):
         log.share_out([WHOLE], ["a", "b"])
 
 
-def test_share_out_before_the_first_commit_changes_only_ranges() -> None:
+def test_log_share_out_before_first_commit_changes_only_ranges() -> None:
     shared = Log("v1", (ShardLog(WHOLE),)).share_out([LOWER, UPPER], ["a"])
     assert shared == Log("v1", (ShardLog(LOWER), ShardLog(UPPER)))
 
 
-def test_log_survives_its_form_at_rest() -> None:
+def test_recovery_log_round_trips_through_stored_state() -> None:
     log = two_shards(planned=20, frozen=frozenset({"b"}), unbound=frozenset({"c", "a"}))
     log = log.opened(UPPER, NEW)
     notes = notes_of(log)
@@ -152,19 +152,19 @@ def test_log_survives_its_form_at_rest() -> None:
     assert recalled({**notes, "another note": {}}) == log
 
 
-def test_log_without_commits_survives_its_form_at_rest() -> None:
+def test_recovery_log_without_commits_round_trips_through_stored_state() -> None:
     log = Log("v1", (ShardLog(WHOLE),))
     assert notes_of(log)["shard 00000000-ffffffff"]["checkpoint"] is None
     assert recalled(notes_of(log)) == log
 
 
-def test_log_of_an_earlier_release_has_no_frozen_resources() -> None:
+def test_recovery_log_of_earlier_release_has_no_frozen_resources() -> None:
     notes = notes_of(two_shards(planned=20))
     del notes["materialization"]["frozen"]
     assert recalled(notes) == two_shards(planned=20)
 
 
-def test_recalled_without_a_log_returns_none() -> None:
+def test_recalled_without_stored_log_returns_none() -> None:
     assert recalled({}) is None
     assert recalled({"connector": {}}) is None
 

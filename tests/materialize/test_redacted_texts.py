@@ -1,4 +1,4 @@
-"""Secrets in the texts of a connector that is not ours: errors, actions, reasons of constraints."""
+"""Secrets in texts of a foreign connector: errors, actions and reasons of constraints."""
 
 import base64
 import json
@@ -20,7 +20,7 @@ from tests.sdk.toy import spec
 
 SECRET = 'b/r"ö sam\\ple?value'
 CONFIG = {"path": "toy", "entrance": {"phrase": SECRET}}
-"""No name of a key says that the value is a secret."""
+"""Config with a secret whose key does not look like the name of a secret."""
 
 SCHEMA = {
     "properties": {"path": {"type": "string"}, "entrance": {"$ref": "#/$defs/entrance"}},
@@ -42,7 +42,7 @@ ENCODINGS: dict[str, Callable[[str], str]] = {
 
 
 class Foreign(grpc.GenericRpcHandler):
-    """A connector that repeats its configuration in everything it says."""
+    """A connector whose responses contain its configuration."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -127,7 +127,7 @@ def opened(connection: Connection) -> None:
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_secret_marked_by_the_schema_is_redacted_in_whatever_encoding(
+def test_secret_marked_in_schema_is_redacted_in_every_encoding(
     served: tuple[Foreign, str], connection: Connection, encoding: str
 ) -> None:
     written = ENCODINGS[encoding](SECRET)
@@ -146,7 +146,7 @@ def assert_redacted(text: str, written: str) -> None:
     assert "sam" not in text
 
 
-def test_every_string_is_redacted_if_the_schema_cannot_be_read(
+def test_every_config_string_is_redacted_if_schema_is_unavailable(
     served: tuple[Foreign, str], connection: Connection
 ) -> None:
     foreign = served[0]

@@ -1,4 +1,4 @@
-"""Errors of Validate, Apply and Open: rejections are permanent, and outages pass."""
+"""Errors of Validate, Apply and Open: rejections are permanent, outages are transient."""
 
 import logging
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.materialize.lake import Endpoint, Table, materializing, once
         ("open", Corruption("no such schema", where="staged", detail="It is damaged.")),
     ],
 )
-def test_rejection_by_connector_names_the_step_and_stops_the_materialization(
+def test_connector_rejection_raises_connector_refused_that_names_step(
     lake: str,
     table: Table,
     tmp_path: Path,
@@ -53,7 +53,7 @@ def test_rejection_by_connector_names_the_step_and_stops_the_materialization(
 
 
 @pytest.mark.parametrize("step", ["validate", "apply", "open"])
-def test_outage_of_connector_is_retried_and_the_log_names_the_step(
+def test_connector_outage_is_retried_and_log_names_step(
     lake: str,
     table: Table,
     tmp_path: Path,
@@ -83,7 +83,7 @@ def test_outage_of_connector_is_retried_and_the_log_names_the_step(
     assert "server is restarting" in str(record.__dict__)
 
 
-def test_hard_deletes_of_a_connector_without_deletes_stop_the_start_before_apply(
+def test_hard_deletes_without_connector_support_raise_usage_error_before_apply(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     connector = built_in("sqlite")

@@ -1,4 +1,4 @@
-"""Bindings of a collection that was replaced by another of its name."""
+"""Bindings of a collection that was replaced by another with the same name."""
 
 import contextlib
 import json
@@ -48,7 +48,7 @@ def replace_table(table: Table, time: int, rows: Sequence[Mapping[str, Any]]) ->
 
 
 @pytest.mark.parametrize("on_error", ["stop", "leave_behind"])
-def test_binding_of_replaced_collection_is_written_again_from_the_new_one(
+def test_binding_of_replaced_collection_is_rewritten_from_new_collection(
     lake: str, table: Table, tmp_path: Path, on_error: str
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -79,7 +79,7 @@ def test_binding_of_replaced_collection_is_written_again_from_the_new_one(
         other.compare_and_append([], 70, 80)
         once(materialization)
         assert endpoint.rows() == renamed[1:]
-    # Nothing holds the old collection any more.
+    # The holds on the old collection are released.
     for id in (old, new.id):
         as_of = None if id == new.id else 0
         table.client.collection("shop.t", as_of=as_of).allow_compaction(79).result()
@@ -87,7 +87,7 @@ def test_binding_of_replaced_collection_is_written_again_from_the_new_one(
 
 
 @pytest.mark.parametrize("on_error", ["stop", "leave_behind"])
-def test_running_materialization_resumes_when_the_name_moves(
+def test_running_materialization_resumes_when_collection_is_replaced(
     lake: str, table: Table, tmp_path: Path, on_error: str
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -118,7 +118,7 @@ def test_running_materialization_resumes_when_the_name_moves(
 
 @pytest.mark.parametrize("connector", ["sqlite", "staged-files", "plain-files"])
 @pytest.mark.parametrize("step", [Failpoint.APPLY_DONE, Failpoint.PLAN_DONE, Failpoint.STORE_DONE])
-def test_crash_while_a_frozen_binding_moves_to_the_new_collection_is_finished(
+def test_crash_while_frozen_binding_moves_to_new_collection_is_recovered(
     lake: str, table: Table, tmp_path: Path, connector: str, step: Failpoint
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -145,7 +145,7 @@ def test_crash_while_a_frozen_binding_moves_to_the_new_collection_is_finished(
     assert [each["id"] for each in endpoint.rows("u")] == [1, 2, 3, 4]
 
 
-def test_transaction_planned_before_a_replacement_is_finished_with_the_old_collection(
+def test_transaction_planned_before_replacement_is_finished_with_old_collection(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -188,7 +188,7 @@ def change_schema(
     )
 
 
-def test_type_change_of_replaced_collection_reaches_the_column_of_the_endpoint(
+def test_type_change_of_replaced_collection_is_stored_in_endpoint_column(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -222,7 +222,7 @@ INCOMPATIBLE = {
         Failpoint.RECOVERY_DONE,
     ],
 )
-def test_incompatible_replacement_needs_allow_drop_and_survives_a_crash(
+def test_incompatible_replacement_requires_allow_drop_and_recovers_from_crash(
     lake: str, table: Table, tmp_path: Path, change: str, step: Failpoint
 ) -> None:
     types, amount, key, reason = INCOMPATIBLE[change]
@@ -252,7 +252,7 @@ def test_incompatible_replacement_needs_allow_drop_and_survives_a_crash(
     with materializing(lake, endpoint, tmp_path, allow_drop=True) as materialization:
         once(materialization)
     assert endpoint.rows() == after
-    # Afterwards the resource fits.
+    # Now the resource is compatible.
     with materializing(lake, endpoint, tmp_path) as materialization:
         once(materialization)
     assert endpoint.rows() == after
@@ -260,7 +260,7 @@ def test_incompatible_replacement_needs_allow_drop_and_survives_a_crash(
 
 @pytest.mark.parametrize("change", INCOMPATIBLE)
 @pytest.mark.parametrize("on_error", ["stop", "leave_behind"])
-def test_incompatible_replacement_freezes_its_binding_and_no_other(
+def test_incompatible_replacement_freezes_only_its_binding(
     lake: str, table: Table, tmp_path: Path, change: str, on_error: str
 ) -> None:
     types, amount, key, reason = INCOMPATIBLE[change]
@@ -299,7 +299,7 @@ def test_incompatible_replacement_freezes_its_binding_and_no_other(
 
 
 @pytest.mark.parametrize("step", [Failpoint.PLAN_DONE, Failpoint.STORE_DONE])
-def test_crash_while_an_incompatible_replacement_is_frozen_stops_no_other_binding(
+def test_crash_while_incompatible_replacement_is_frozen_stops_no_other_binding(
     lake: str, table: Table, tmp_path: Path, step: Failpoint
 ) -> None:
     types, amount, key, reason = INCOMPATIBLE["type"]
@@ -324,7 +324,7 @@ def test_crash_while_an_incompatible_replacement_is_frozen_stops_no_other_bindin
 
 
 @pytest.mark.parametrize("on_error", ["stop", "leave_behind"])
-def test_several_shards_reject_an_incompatible_replacement_with_a_remedy_that_works(
+def test_incompatible_replacement_with_several_shards_is_rejected_with_working_hint(
     lake: str, table: Table, tmp_path: Path, on_error: str
 ) -> None:
     types, amount, key, reason = INCOMPATIBLE["type"]
@@ -355,7 +355,7 @@ def test_several_shards_reject_an_incompatible_replacement_with_a_remedy_that_wo
 
 
 @pytest.mark.parametrize("change", ["key", "field"])
-def test_replacement_without_a_key_or_field_freezes_its_binding_and_no_other(
+def test_replacement_with_missing_key_or_field_freezes_only_its_binding(
     lake: str, table: Table, tmp_path: Path, change: str
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)
@@ -435,7 +435,7 @@ def test_replaced_collection_removes_foreign_rows_only_with_allow_drop(
     assert ids_of(endpoint) == [1, 2]
 
 
-def test_lost_commit_of_a_replacement_takes_no_row_for_a_foreign_one(
+def test_replacement_after_commit_not_recorded_treats_no_row_as_foreign(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -465,7 +465,7 @@ def test_binding_added_again_removes_foreign_rows_only_with_allow_drop(
     assert endpoint.rows() == table.contents()
 
 
-def test_several_shards_reject_a_replaced_collection_before_a_transaction_is_planned(
+def test_replaced_collection_with_several_shards_is_rejected_before_plan(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -486,7 +486,7 @@ def test_several_shards_reject_a_replaced_collection_before_a_transaction_is_pla
     assert ids_of(endpoint) == [1, 2]
 
 
-def test_several_shards_reject_a_backfill_of_counted_rows_before_a_transaction_is_planned(
+def test_backfill_of_counted_rows_with_several_shards_is_rejected_before_plan(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     log = table.client.create_or_load("shop.log", schema=COLUMNS)
@@ -505,7 +505,7 @@ def test_several_shards_reject_a_backfill_of_counted_rows_before_a_transaction_i
 
 
 @pytest.mark.parametrize("change", ["column", "error"])
-def test_several_shards_truncate_counted_rows_by_way_of_one(
+def test_rewrite_of_counted_rows_with_several_shards_is_rejected_until_one_shard(
     lake: str, table: Table, tmp_path: Path, change: str
 ) -> None:
     log = table.client.create_or_load("shop.t-log", schema=COLUMNS)
@@ -538,7 +538,7 @@ def test_several_shards_truncate_counted_rows_by_way_of_one(
     assert ids_of(endpoint) == [1, 2]
 
 
-def test_keys_are_not_shared_out_before_commits_are_acknowledged(
+def test_keys_are_rebalanced_only_after_commits_are_acknowledged(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     types, amount, key, _ = INCOMPATIBLE["type"]
@@ -569,7 +569,7 @@ def test_keys_are_not_shared_out_before_commits_are_acknowledged(
     assert [each["id"] for each in endpoint.rows("u")] == [1, 2]
 
 
-def test_replaced_collection_in_error_is_not_validated_for_each_transaction(
+def test_replaced_collection_in_error_is_not_revalidated_for_each_transaction(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = table.client.create_or_load("shop.u", **KEYED)

@@ -1,4 +1,4 @@
-"""What must stay readable: history until Acknowledged, and the contents that a rewrite compares."""
+"""Data that must stay readable: history until Acknowledged, and contents for a rewrite."""
 
 from pathlib import Path
 
@@ -14,14 +14,12 @@ from tests.materialize.lake import Endpoint, Table, bring, materializing, once
 
 
 def held_since(lake: str) -> int:
-    """The time from which the durable hold of the materialization keeps the table."""
+    """Return the since of the durable hold of the materialization on the table."""
     with persist.open(f"{lake}/shop") as client:
         return client.hold(owner_of("local")).sinces()["shop.t"]
 
 
-def test_hold_stays_below_a_commit_that_was_not_acknowledged(
-    lake: str, table: Table, tmp_path: Path
-) -> None:
+def test_hold_stays_below_unacknowledged_commit(lake: str, table: Table, tmp_path: Path) -> None:
     endpoint = Endpoint("staged-files", tmp_path)
     bring(lake, endpoint, tmp_path)
     assert held_since(lake) == 19
@@ -41,7 +39,7 @@ def test_hold_stays_below_a_commit_that_was_not_acknowledged(
 
 
 @pytest.mark.parametrize(("frontier", "before"), [(20, None), (21, 20), (22, 21)])
-def test_backfill_compares_with_earlier_contents_only_from_since_on(
+def test_backfill_compares_with_earlier_contents_only_from_since(
     frontier: int, before: int | None
 ) -> None:
     bound = Bound("t", "shop.t", "shop/1", backfill=1, since=20, upper=60)
@@ -50,7 +48,7 @@ def test_backfill_compares_with_earlier_contents_only_from_since_on(
 
 
 @pytest.mark.parametrize(("frontier", "before"), [(20, None), (21, 20)])
-def test_rewrite_for_a_new_layout_compares_only_from_since_on(
+def test_rewrite_for_new_layout_compares_with_earlier_contents_only_from_since(
     frontier: int, before: int | None
 ) -> None:
     bound = Bound("t", "shop.t", "shop/1", backfill=0, since=20, upper=60, layout="new")

@@ -1,4 +1,4 @@
-"""A binding that is newer than the copy from which a lake was restored."""
+"""Lakes and endpoints that were restored from a backup, emptied or created again."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("n", pa.int64())])
 
 
-def test_it_is_not_taken_for_one_of_this_history(tmp_path):
+def test_binding_newer_than_restored_lake_raises_usage_error_until_backfill(tmp_path):
     lake, copy, file = tmp_path / "lake", tmp_path / "copy", tmp_path / "f.yaml"
 
     def bring(*bound, backfill=0):
@@ -48,7 +48,7 @@ def test_it_is_not_taken_for_one_of_this_history(tmp_path):
     assert there("b") == [(1, 0), (7, 7)]
     shutil.rmtree(lake)
     copy.rename(lake)
-    # Row 7 has gone upstream, too, so a comparison with the copy finds nothing of it.
+    # Row 7 does not exist upstream either, so a comparison with the backup does not find it.
     append("a", [], 2_000, 5_000)
     append("b", [(1, 0, 4_000, -1), (1, 5, 4_000, 1)], 2_000, 5_000)
     with pytest.raises(UsageError, match="knows nothing of") as refused:
@@ -106,7 +106,7 @@ def test_start_with_empty_endpoint_after_commits_is_rejected_until_backfill(orde
     assert ids(orders) == [1, 2, 3]
 
 
-def test_start_without_checkpoint_in_the_endpoint_is_rejected_until_backfill(orders):
+def test_start_without_endpoint_checkpoint_is_rejected_until_backfill(orders):
     bring_orders(orders)
     with contextlib.closing(sqlite3.connect(orders / "desk.db")) as endpoint:
         endpoint.execute("DELETE FROM flow_checkpoints_v1")
@@ -121,9 +121,9 @@ def test_start_without_checkpoint_in_the_endpoint_is_rejected_until_backfill(ord
     assert ids(orders) == [1, 2, 3]
 
 
-def test_endpoint_that_is_restored_after_rejection_continues(orders):
+def test_endpoint_restored_after_rejection_resumes(orders):
     bring_orders(orders)
-    # With its -wal file, which may hold the last commits.
+    # The -wal file may hold the last commits.
     kept = {file: file.with_name(f"kept{file.suffix}") for file in orders.glob("desk.db*")}
     for file, copy in kept.items():
         file.rename(copy)

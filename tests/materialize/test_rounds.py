@@ -1,4 +1,4 @@
-"""The shards of a job in step with their driver, and what is written down of it."""
+"""Commit barriers between the shards of a job and their driver."""
 
 import socket
 import threading
@@ -25,7 +25,7 @@ KEY = b"x" * 32
 
 
 class Supposing:
-    """Tasks that suppose what the endpoint holds, as those of a small Spark job do."""
+    """Tasks that assume the checkpoint of the endpoint, as the tasks of a small Spark job do."""
 
     def __init__(self) -> None:
         self.runs = 0
@@ -44,7 +44,7 @@ class Supposing:
 
 
 class Recording:
-    """A driver that offers, and keeps what it was told."""
+    """A driver that plans transactions and records the calls."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
@@ -62,7 +62,7 @@ class Recording:
         self.said.append("settled")
 
 
-def test_what_was_planned_and_supposed_otherwise_is_done_once(
+def test_planned_transaction_with_outdated_assumed_interval_is_stored_once(
     lake: str, table: Table, tmp_path: Path
 ) -> None:
     endpoint = Endpoint("sqlite", tmp_path)
@@ -77,7 +77,7 @@ def test_what_was_planned_and_supposed_otherwise_is_done_once(
     assert notes(lake)["materialization"]["planned"] is None
 
 
-def test_a_commit_settles_nothing(
+def test_recovery_log_commit_does_not_change_acknowledged_checkpoint(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settled = []
@@ -101,7 +101,7 @@ def test_a_commit_settles_nothing(
     assert all(before == after for before, after in settled), settled
 
 
-def test_what_is_settled_is_counted_by_round() -> None:
+def test_acknowledgement_of_earlier_commit_does_not_settle_later_commit() -> None:
     recording = Recording()
     rounds = Rounds(2, recording, lambda _: True)
 
@@ -112,14 +112,14 @@ def test_what_is_settled_is_counted_by_round() -> None:
         other.join()
 
     commit()
-    # One has acknowledged the first; the other stores nothing in the second, and says so then.
+    # Shard 0 acknowledges the first commit before the second, shard 1 only after the second.
     rounds.settled(0, 1)
     commit()
     rounds.settled(1, 1)
     assert recording.said == ["commit", "commit"]
 
 
-def test_nobody_waits_for_an_offer_that_failed() -> None:
+def test_failed_plan_of_next_transaction_ends_commit_of_other_shard() -> None:
     def fits(_: Any) -> bool:
         raise PenstockError("since has passed")
 
@@ -139,7 +139,7 @@ def test_nobody_waits_for_an_offer_that_failed() -> None:
     server.close()
 
 
-def test_a_task_does_not_wait_behind_a_stranger() -> None:
+def test_task_connects_to_driver_while_another_connection_is_silent() -> None:
     server = RoundsServer(Rounds(1, Recording(), lambda _: True), "127.0.0.1", KEY, 1)
     stranger = socket.create_connection((server.address.host, server.address.port))
     done = threading.Event()

@@ -1,4 +1,4 @@
-"""The documents of one transaction, beyond memory."""
+"""Documents of one transaction that exceed the memory limit."""
 
 from collections.abc import Iterable
 from itertools import pairwise
@@ -25,7 +25,7 @@ LOG = Reducer(
     },
     "logs",
 )
-HISTORY = Reducer(  # Of which every document is kept.
+HISTORY = Reducer(  # Every document is kept.
     {
         "reduce": {"strategy": "merge"},
         "properties": {"n": {"reduce": {"strategy": "lastWriteWins", "associative": False}}},
@@ -64,18 +64,18 @@ def listed(keys: Iterable[pa.BinaryArray]) -> list[bytes]:
 
 
 def cut(data: Any, rows: list[Any]) -> list[list[Any]]:
-    """`rows` in as many parts as may be."""
+    """Split `rows` into up to seven parts."""
     ends = sorted(data.draw(st.lists(st.integers(0, len(rows)), max_size=6)))
     return [rows[start:end] for start, end in zip([0, *ends], [*ends, len(rows)], strict=True)]
 
 
 def open_files(folder: Path) -> list[str]:
-    """Files in `folder` that this process holds or maps, with a name or without."""
+    """Return the open or mapped files of this process in `folder`, unlinked files included."""
     links = []
     for each in Path("/proc/self/fd").iterdir():
         try:
             links.append(str(each.readlink()))
-        except FileNotFoundError:  # The one that lists them.
+        except FileNotFoundError:  # The descriptor of the listing.
             continue
     maps = Path("/proc/self/maps").read_text().splitlines()
     return [line for line in (*links, *maps) if str(folder) in line]
@@ -84,7 +84,7 @@ def open_files(folder: Path) -> list[str]:
 @SOURCES
 @settings(max_examples=40)
 @given(data=st.data())
-def test_where_it_is_kept_does_not_show(
+def test_spilled_reduction_equals_reduction_in_memory(
     schema: Any, documents: st.SearchStrategy[Any], data: Any
 ) -> None:
     reducer = Reducer(schema, "c")
@@ -104,7 +104,7 @@ def test_where_it_is_kept_does_not_show(
     assert all(batch.schema == REDUCED for batch in batches)
     expected = read(reduce_rows(reducer, table(rows), loaded=table(stored), keep_deleted=keep))
     found = read(batches)
-    # Of a tombstone it does not matter how much of what was deleted it still holds.
+    # The contents of a deleted document may differ.
     assert [(*row[:1], *row[2:]) for row in found] == [(*row[:1], *row[2:]) for row in expected]
     assert [row for row in found if not row[3]] == [row for row in expected if not row[3]]
     again = reduce_rows(reducer, pa.Table.from_batches(combined, COMBINED), loaded=table(stored))
@@ -115,7 +115,7 @@ def test_where_it_is_kept_does_not_show(
 
 
 @given(data=st.data())
-def test_what_combines_is_combined_as_in_memory(data: Any) -> None:
+def test_spilled_combination_equals_combination_in_memory(data: Any) -> None:
     rows = data.draw(st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=30))
     rows = [(key, {"log": [n]}) for key, n in sorted(rows, key=lambda row: row[0])]
     with Combining(LOG, memory_bytes=data.draw(SMALL)) as combining:
@@ -125,19 +125,19 @@ def test_what_combines_is_combined_as_in_memory(data: Any) -> None:
         assert read(combining.combined()) == read(combine_rows(LOG, table(rows)))
 
 
-def test_memory_is_bounded_whatever_comes(tmp_path: Path) -> None:
+def test_combining_many_documents_stays_within_memory_bound(tmp_path: Path) -> None:
     bound, part = 64 << 10, 8 << 10
     text = "x" * 1000
     with Combining(LOG, memory_bytes=bound, folder=tmp_path) as combining:
         for start in range(0, 1000, 5):
-            # Each key comes twice, and goes on in the next table.
+            # Each key has two documents, possibly in consecutive tables.
             rows = [(key(n // 2), {"log": [n], "text": text}) for n in range(start, start + 5)]
             keys = listed(combining.add(table(rows)))
             assert combining.held_bytes <= bound + part
             load(combining, [(key, {"log": [-1], "text": text}) for key in reversed(keys)])
             assert combining.held_bytes <= bound + part
         load(combining, [(key, {"log": [-1]}) for key in listed(combining.finish())])
-        assert combining.aside_bytes > 500_000  # Of the runs alone, which are as they came.
+        assert combining.aside_bytes > 500_000  # Runs are not compressed.
         assert list(tmp_path.iterdir()) == []
         sizes = [batch.nbytes for batch in combining.combined()]
         assert max(sizes) <= bound // 4
@@ -147,7 +147,7 @@ def test_memory_is_bounded_whatever_comes(tmp_path: Path) -> None:
     assert reduced[7][1:] == (encode({"log": [-1, 14, 15], "text": text}), True, False)
 
 
-def test_a_key_of_very_many_documents_is_combined_as_they_come() -> None:
+def test_many_documents_of_one_key_are_combined_without_spilling() -> None:
     counter = Reducer(
         {"reduce": {"strategy": "merge"}, "properties": {"n": {"reduce": {"strategy": "sum"}}}},
         "counts",
@@ -162,7 +162,7 @@ def test_a_key_of_very_many_documents_is_combined_as_they_come() -> None:
         assert read(combining.combined()) == [(key(1), encode({"n": 5000, "text": "x" * 100}))]
 
 
-def test_changes_that_stay_apart_are_asked_for_once_and_stay_together() -> None:
+def test_uncombinable_changes_of_one_key_are_loaded_once_and_stay_in_one_batch() -> None:
     rows = [(key(n), {"n": each}) for n in range(3) for each in range(3000)]
     with Combining(HISTORY, memory_bytes=1000) as combining:
         asked = []
@@ -178,7 +178,7 @@ def test_changes_that_stay_apart_are_asked_for_once_and_stay_together() -> None:
         )
 
 
-def test_the_largest_documents(tmp_path: Path) -> None:
+def test_combining_documents_of_16_mib_holds_one_in_memory(tmp_path: Path) -> None:
     text = "x" * (16 << 20)
     with Combining(LOG, memory_bytes=1 << 20, folder=tmp_path) as combining:
         keys = []
@@ -199,9 +199,9 @@ def test_the_largest_documents(tmp_path: Path) -> None:
         assert done == 3
 
 
-def test_small_changes_to_large_documents_are_reduced_few_at_a_time() -> None:
+def test_small_changes_to_large_documents_are_reduced_in_small_batches() -> None:
     loaded = [(key(n), {"text": "x" * 100_000}) for n in range(40)]
-    # Also behind a key that has most of the rows.
+    # The first key has most of the rows.
     rows = [(key(0), {"n": n}) for n in range(100)] + [(key(n), {"n": 1}) for n in range(1, 40)]
     with Combining(HISTORY, memory_bytes=4 << 20) as combining:
         combining.add(table(rows))
@@ -213,7 +213,7 @@ def test_small_changes_to_large_documents_are_reduced_few_at_a_time() -> None:
     assert max(sizes) <= 5
 
 
-def test_the_disk_is_given_back(tmp_path: Path) -> None:
+def test_spill_files_are_released_at_exit(tmp_path: Path) -> None:
     rows = [(key(n), {"text": "x" * 100}) for n in range(100)]
     with Combining(LOG, memory_bytes=100, folder=tmp_path) as combining:
         combining.add(table(rows))
@@ -227,7 +227,7 @@ def test_the_disk_is_given_back(tmp_path: Path) -> None:
     assert combining.held_bytes == combining.aside_bytes == 0
 
 
-def test_the_disk_is_given_back_after_an_error(tmp_path: Path) -> None:
+def test_spill_files_are_released_after_error(tmp_path: Path) -> None:
     rows = [(key(n), {"log": "wrong" if n == 99 else []}) for n in range(100)]
     loaded = [(each, {"log": [1]}) for each, _ in rows]
 
@@ -245,7 +245,9 @@ def test_the_disk_is_given_back_after_an_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stray", [0, 4, 10], ids=["before", "between", "behind"])
 @pytest.mark.parametrize("memory", [10, 1 << 20], ids=["aside", "in-memory"])
-def test_what_nobody_asked_for_is_refused(stray: int, memory: int) -> None:
+def test_loaded_document_of_key_not_requested_raises_connector_refused(
+    stray: int, memory: int
+) -> None:
     # Vector life-13.
     with Combining(LOG, memory_bytes=memory) as combining:
         combining.add(table([(key(n), {}) for n in (1, 3, 5)]))
@@ -259,7 +261,7 @@ def test_what_nobody_asked_for_is_refused(stray: int, memory: int) -> None:
     assert raised.value.detail == 'It is a document of collection "logs".'
 
 
-def test_what_was_loaded_where_nothing_was_asked_is_refused() -> None:
+def test_loaded_document_without_any_request_raises_connector_refused() -> None:
     with Combining(LOG) as combining:
         assert combining.finish() == []
         load(combining, [(key(1), {})])
@@ -268,7 +270,7 @@ def test_what_was_loaded_where_nothing_was_asked_is_refused() -> None:
 
 
 @pytest.mark.parametrize("memory", [10, 1 << 20], ids=["aside", "in-memory"])
-def test_what_was_loaded_twice_is_refused(memory: int) -> None:
+def test_document_loaded_twice_raises_connector_refused(memory: int) -> None:
     with Combining(LOG, memory_bytes=memory) as combining:
         combining.add(table([(key(n), {}) for n in range(5)]))
         combining.finish()
@@ -278,7 +280,7 @@ def test_what_was_loaded_twice_is_refused(memory: int) -> None:
             list(combining.reduced())
 
 
-def test_nothing_comes_of_nothing() -> None:
+def test_combining_empty_input_returns_nothing() -> None:
     with Combining(LOG, memory_bytes=0) as combining:
         assert combining.add(COMBINED.empty_table()) == []
         assert combining.finish() == []
@@ -287,14 +289,14 @@ def test_nothing_comes_of_nothing() -> None:
         assert list(combining.reduced()) == []
 
 
-def test_keys_out_of_order_are_noticed() -> None:
+def test_combining_keys_out_of_order_raises_internal_error() -> None:
     with Combining(LOG, memory_bytes=0) as combining:
         combining.add(table([(key(2), {}), (key(3), {})]))
         with pytest.raises(InternalError, match="came after one of a later key"):
             combining.add(table([(key(1), {}), (key(4), {})]))
 
 
-def test_what_is_not_finished_is_not_given_out() -> None:
+def test_reduced_before_finish_raises_internal_error() -> None:
     with Combining(LOG) as combining:
         combining.add(table([(key(1), {})]))
         with pytest.raises(InternalError, match="before all were added"):
@@ -304,7 +306,9 @@ def test_what_is_not_finished_is_not_given_out() -> None:
 @pytest.mark.parametrize(
     ("keep", "document"), [(False, {"op": "c"}), (True, {"op": "c", "x": 1})], ids=["hard", "soft"]
 )
-def test_a_deletion_may_be_only_a_mark(keep: bool, document: Any) -> None:
+def test_insert_after_delete_starts_from_loaded_document_only_if_deletes_are_kept(
+    keep: bool, document: Any
+) -> None:
     with Combining(Reducer(LIFE, "lives"), memory_bytes=0) as combining:
         combining.add(table([(key(1), {"op": "d"}), (key(1), {"op": "c"})]))
         combining.finish()
