@@ -9,7 +9,7 @@ from penstock.durable.blob import Blob
 
 @pytest.fixture(params=KINDS)
 def opener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Opener]:
-    """Opens one more handle on the store under test; all are closed in the end."""
+    """Yield a function that opens another handle on the store; all handles close at teardown."""
     opened: list[Blob] = []
     open_one = opener_of(request.param, request, tmp_path)
 

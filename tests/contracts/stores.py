@@ -1,4 +1,4 @@
-"""The stores that every contract is tried on, and the vectors it comes from."""
+"""Stores that run every contract test, and the vectors of those tests."""
 
 import json
 import random
@@ -17,7 +17,7 @@ from penstock.durable.retrying_blob import RetryingBlob
 from penstock.testing.stores import PowerCutDisk, UnreliableBlob
 
 Opener = Callable[[], Blob]
-"""Opens one more handle on the store under test."""
+"""Function that opens another handle on the store under test."""
 
 KINDS = ["memory", "files", "power-cut", "objects", "steady", "steady-unreliable"]
 

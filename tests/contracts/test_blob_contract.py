@@ -1,4 +1,4 @@
-"""Every store keeps the promises of `Blob`."""
+"""Contract of `Blob`, on every store."""
 
 import threading
 from collections.abc import Callable
@@ -15,12 +15,12 @@ from penstock.durable.location import children, join, open_blob
 from penstock.errors import UsageError
 
 
-def test_vector_p17_get_set_delete_close(opener: Opener) -> None:
+def test_blob_vector_p17_get_set_delete_close_matches_results(opener: Opener) -> None:
     blob, reader = opener(), opener()
     case = vector("P17")
     results = [_obeyed(blob, *operation) for operation in case["given"]["ops"]]
     assert results == case["expect"]["results"]
-    assert reader.get("k0") is None  # The writer's close does not hurt readers.
+    assert reader.get("k0") is None  # Closing the writer does not affect readers.
 
 
 def _obeyed(blob: Blob, verb: str, key: str = "", value: str = "") -> object:
@@ -40,21 +40,21 @@ def _obeyed(blob: Blob, verb: str, key: str = "", value: str = "") -> object:
     return "ok"
 
 
-def test_a_created_key_is_created_once(opener: Opener) -> None:
+def test_blob_create_of_existing_key_returns_false_and_keeps_bytes(opener: Opener) -> None:
     blob = opener()
     assert blob.create("log/0", b"first")
     assert not blob.create("log/0", b"second")
     assert blob.get("log/0") == b"first"
 
 
-def test_another_handle_sees_what_was_written(opener: Opener) -> None:
+def test_blob_put_is_visible_to_another_handle(opener: Opener) -> None:
     writer, reader = opener(), opener()
     writer.put("a/b/c", b"there")
     assert reader.get("a/b/c") == b"there"
     reader.settle(["a/b/c"])
 
 
-def test_a_deleted_key_may_be_created_again(opener: Opener) -> None:
+def test_blob_create_after_delete_succeeds(opener: Opener) -> None:
     blob = opener()
     assert blob.create("k", b"1")
     blob.delete("k")
@@ -63,14 +63,14 @@ def test_a_deleted_key_may_be_created_again(opener: Opener) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"\x00", bytes(range(256)) * 40_000], ids=len)
-def test_bytes_come_back_as_they_were(opener: Opener, data: bytes) -> None:
+def test_blob_get_returns_exact_bytes_of_put_and_create(opener: Opener, data: bytes) -> None:
     blob = opener()
     blob.put("put", data)
     assert blob.create("create", data)
     assert blob.get("put") == blob.get("create") == data
 
 
-def test_the_end_of_an_object_is_read_alone(opener: Opener) -> None:
+def test_blob_get_with_start_returns_only_the_tail(opener: Opener) -> None:
     blob = opener()
     blob.put("batch/a", b"0123456789")
     assert blob.get("batch/a", start=7) == b"789"
@@ -79,7 +79,7 @@ def test_the_end_of_an_object_is_read_alone(opener: Opener) -> None:
     assert blob.get("batch/b", start=1) is None
 
 
-def test_listing_is_in_order_and_begins_after(opener: Opener) -> None:
+def test_blob_list_is_ordered_and_starts_after_the_given_key(opener: Opener) -> None:
     blob = opener()
     keys = ["a-b/0", "a.b", "a/0", "a/1", "a/b/2", "ab", "b/0"]
     for key in reversed(keys):
@@ -95,11 +95,11 @@ def test_listing_is_in_order_and_begins_after(opener: Opener) -> None:
     assert blob.list("nothing/") == []
 
 
-def test_an_empty_store_lists_nothing(opener: Opener) -> None:
+def test_blob_list_of_empty_store_returns_nothing(opener: Opener) -> None:
     assert opener().list("") == []
 
 
-def test_settling_what_was_deleted_since_is_no_error(opener: Opener) -> None:
+def test_blob_settle_of_deleted_key_raises_no_error(opener: Opener) -> None:
     blob = opener()
     blob.put("log/0", b"")
     blob.delete("log/0")
@@ -109,7 +109,7 @@ def test_settling_what_was_deleted_since_is_no_error(opener: Opener) -> None:
 @pytest.mark.parametrize(
     "key", ["", "/a", "a/", "a//b", "..", "a/../b", ".", "a b", "tmp", "tmp/a", "ä", "a\n", "a~1"]
 )
-def test_keys_that_no_store_takes_are_refused(opener: Opener, key: str) -> None:
+def test_blob_call_with_malformed_key_raises_usage_error(opener: Opener, key: str) -> None:
     blob = opener()
     for call in (
         blob.get,
@@ -123,7 +123,7 @@ def test_keys_that_no_store_takes_are_refused(opener: Opener, key: str) -> None:
         blob.create(key, b"")
 
 
-def test_a_closed_store_refuses_every_call(opener: Opener) -> None:
+def test_closed_blob_raises_usage_error_on_every_call(opener: Opener) -> None:
     blob = opener()
     assert blob.close()
     assert not blob.close()
@@ -140,7 +140,7 @@ def test_a_closed_store_refuses_every_call(opener: Opener) -> None:
             call()
 
 
-def test_of_racing_threads_one_creates(opener: Opener) -> None:
+def test_blob_create_by_racing_threads_succeeds_exactly_once(opener: Opener) -> None:
     blobs = [opener() for _ in range(4)]
     start = threading.Barrier(len(blobs), timeout=60)
 
@@ -161,7 +161,7 @@ def test_of_racing_threads_one_creates(opener: Opener) -> None:
 
 
 @pytest.mark.parametrize(("kind", "count"), [("files", 50), ("objects", 3)])
-def test_of_racing_processes_one_creates(
+def test_blob_create_by_racing_processes_succeeds_exactly_once(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str, count: int
 ) -> None:
     url = f"file:{tmp_path}" if kind == "files" else request.getfixturevalue("object_url")
@@ -188,7 +188,7 @@ def test_of_racing_processes_one_creates(
 
 
 @pytest.mark.parametrize("kind", ["memory", "files", "objects"])
-def test_folders_of_a_location_are_locations(
+def test_children_of_location_are_readable_as_locations(
     request: pytest.FixtureRequest, tmp_path: Path, kind: str
 ) -> None:
     match kind:

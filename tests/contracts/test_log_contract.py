@@ -1,4 +1,4 @@
-"""A log keeps its promises on every store."""
+"""Contract of `Log`, on every store."""
 
 import pytest
 from tests.contracts.stores import Opener, vector
@@ -7,7 +7,7 @@ from penstock.durable.log import Log, entry_key
 from penstock.errors import Corruption, UsageError
 
 
-def test_vector_p16_numbers_truncation_and_closing(opener: Opener) -> None:
+def test_log_vector_p16_write_truncate_close_matches_results(opener: Opener) -> None:
     case = vector("P16")
     story = Story(opener)
     assert [story.obey(*operation) for operation in case["given"]["ops"]] == case["expect"][
@@ -16,7 +16,7 @@ def test_vector_p16_numbers_truncation_and_closing(opener: Opener) -> None:
 
 
 class Story:
-    """A log as the vectors know it: it numbers entries itself."""
+    """Log driven by the operations of the vectors, which do not number entries."""
 
     def __init__(self, opener: Opener) -> None:
         self._opener = opener
@@ -48,7 +48,7 @@ class Story:
             self._head += 1
 
 
-def test_entries_are_read_up_to_the_first_missing(opener: Opener) -> None:
+def test_log_read_from_stops_at_first_missing_entry(opener: Opener) -> None:
     log = Log(opener())
     for number in (0, 1, 2, 4):
         assert log.create(number, b"%d" % number)
@@ -57,7 +57,7 @@ def test_entries_are_read_up_to_the_first_missing(opener: Opener) -> None:
     assert log.read(3) is None
 
 
-def test_a_hole_in_the_log_is_corruption(opener: Opener) -> None:
+def test_log_nothing_beyond_with_gap_raises_corruption(opener: Opener) -> None:
     log = Log(opener())
     for number in (0, 1, 3):
         log.create(number, b"")
@@ -66,19 +66,19 @@ def test_a_hole_in_the_log_is_corruption(opener: Opener) -> None:
     log.nothing_beyond(4)
 
 
-def test_entries_below_the_floor_are_swept_even_if_they_come_late(opener: Opener) -> None:
+def test_log_sweep_deletes_late_entry_below_floor(opener: Opener) -> None:
     log = Log(opener())
     for number in range(4):
         log.create(number, b"")
     log.truncate(3, head=4)
     assert log.entries() == [3]
-    assert log.create(1, b"late")  # A writer that was paused; hazard A1.
+    assert log.create(1, b"late")  # A writer that was paused, hazard A1.
     assert log.marks().floor == 3
     log.sweep()
     assert log.entries() == [3]
 
 
-def test_a_witness_tells_of_a_lost_head(opener: Opener) -> None:
+def test_log_head_mark_survives_loss_of_last_entry(opener: Opener) -> None:
     blob = opener()
     log = Log(blob)
     for number in range(3):
