@@ -1,7 +1,7 @@
-"""Processes that write to a store while a test looks on.
+"""Processes that write to a store while a test observes them.
 
-python -m tests.durable.children race URL NAME COUNT    one line on stdin starts it
-python -m tests.durable.children write URL COUNT        says what is acknowledged
+python -m tests.durable.children race URL NAME COUNT    starts at the first line on stdin
+python -m tests.durable.children write URL COUNT        prints each acknowledged write
 """
 
 import os
@@ -18,12 +18,12 @@ SOURCE = Path(__file__).parents[2]
 
 
 def contents_of(number: int) -> bytes:
-    """What the writing child stores as object `number`: long enough to be seen half written."""
+    """Return object `number` of the writing child, long enough that a partial write is visible."""
     return f"object {number} ".encode() * 5_000
 
 
 def started(*words: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]":
-    """A child, behind `before` such as strace."""
+    """Start a child process, wrapped in the command `before`, such as strace."""
     path = f"{SOURCE / 'src'}:{SOURCE}"
     return subprocess.Popen(
         [*before, sys.executable, "-m", "tests.durable.children", *words],
@@ -35,13 +35,13 @@ def started(*words: str, before: tuple[str, ...] = ()) -> "subprocess.Popen[str]
 
 
 def line_of(stream: IO[str] | None) -> str:
-    """The next line, or the empty string once the child has ended."""
+    """Return the next line, or an empty string when the child has ended."""
     assert stream is not None
     return stream.readline().strip()
 
 
 def names_in(folder: Path) -> set[str]:
-    """What lies in a folder."""
+    """Return the names of the entries of a folder."""
     return {path.name for path in folder.iterdir()}
 
 

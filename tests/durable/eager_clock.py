@@ -1,4 +1,4 @@
-"""A clock on which waiting takes no time, and time passes by waiting."""
+"""Clock on which each wait returns at once and advances the time by its timeout."""
 
 import threading
 

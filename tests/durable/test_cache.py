@@ -10,13 +10,13 @@ from penstock.durable.memory import MemoryBlob
 from penstock.errors import Corruption
 
 
-@settings(deadline=None)  # Two cores, shared.
+@settings(deadline=None)  # CI machines have two shared cores.
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     reads=st.lists(st.integers(0, 11), max_size=40),
     bound=st.integers(0, 100),
 )
-def test_the_cache_holds_the_latest_within_its_bound_and_answers_truly(
+def test_cache_keeps_most_recent_objects_within_bound_and_returns_exact_bytes(
     sizes: list[int], reads: list[int], bound: int
 ) -> None:
     blob = MemoryBlob()
@@ -40,7 +40,7 @@ def test_the_cache_holds_the_latest_within_its_bound_and_answers_truly(
 
 
 def _fitting(sizes: list[int], bound: int) -> int:
-    """How many of the latest fit together."""
+    """Return how many of the most recent objects fit together."""
     count = 0
     while count < len(sizes) and sum(sizes[: count + 1]) <= bound:
         count += 1
@@ -59,7 +59,9 @@ DATA = b"a batch"
     ],
     ids=["truncated", "flipped", "missing"],
 )
-def test_a_damaged_object_is_corruption_every_time(stored: bytes | None, detail: str) -> None:
+def test_cache_read_of_damaged_object_raises_corruption_and_caches_nothing(
+    stored: bytes | None, detail: str
+) -> None:
     blob = MemoryBlob(name="memory:lake")
     if stored is not None:
         blob.put("part/1", stored)
@@ -76,7 +78,7 @@ def test_a_damaged_object_is_corruption_every_time(stored: bytes | None, detail:
 
 
 class LentBlob(MemoryBlob):
-    """Hands out its own memory, which can then be damaged under the cache's nose."""
+    """Store that returns its own mutable buffers. A test can damage them after the read."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,10 +86,10 @@ class LentBlob(MemoryBlob):
 
     def get(self, key: str) -> bytes | None:
         self.lent.append(bytearray(DATA))
-        return self.lent[-1]  # type: ignore[return-value]  # It behaves as bytes do.
+        return self.lent[-1]  # type: ignore[return-value]  # A bytearray behaves as bytes here.
 
 
-def test_a_copy_damaged_in_memory_is_dropped_and_fetched_again() -> None:
+def test_cache_entry_damaged_in_memory_is_dropped_and_read_again() -> None:
     blob = LentBlob()
     cache = CachedBlob(blob, bound_bytes=100)
     cache.read("part/1", len(DATA), checksum_of(DATA))
@@ -99,7 +101,7 @@ def test_a_copy_damaged_in_memory_is_dropped_and_fetched_again() -> None:
     assert (cache.statistics().hits, cache.statistics().misses) == (1, 2)
 
 
-def test_threads_may_share_a_cache() -> None:
+def test_cache_shared_by_threads_returns_exact_bytes_within_bound() -> None:
     blob = MemoryBlob()
     for number in range(20):
         blob.put(f"part/{number}", bytes([number]) * 10)

@@ -34,7 +34,7 @@ def handles_open() -> int:
 
 
 class BrokenDisk(OsDisk):
-    """A real disk on which one kind of call fails."""
+    """Real disk on which one kind of call fails."""
 
     def __init__(self, call: str, number: int) -> None:
         self._call = call
@@ -70,7 +70,7 @@ class BrokenDisk(OsDisk):
     "number", [errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EDQUOT, errno.EFBIG, errno.EXDEV]
 )
 @pytest.mark.parametrize("call", ["write", "link"])
-def test_what_a_person_must_mend_is_refused_with_a_hint(
+def test_file_create_on_permanent_os_error_raises_store_refused_with_hint(
     tmp_path: Path, call: str, number: int
 ) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk(call, number))
@@ -82,7 +82,7 @@ def test_what_a_person_must_mend_is_refused_with_a_hint(
     blob.close()
 
 
-def test_an_error_before_the_link_is_determinate(tmp_path: Path) -> None:
+def test_file_create_with_write_error_before_link_raises_determinate_error(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk("write", errno.EIO))
     with pytest.raises(DeterminateError):
         blob.create("log/0", b"x")
@@ -96,7 +96,7 @@ def test_an_error_before_the_link_is_determinate(tmp_path: Path) -> None:
         *((number, Policy.SURFACE) for number in (errno.EFBIG, errno.EUCLEAN, errno.ENODEV)),
     ],
 )
-def test_only_what_is_known_to_pass_is_asked_again(
+def test_file_create_retries_only_transient_os_errors(
     tmp_path: Path, number: int, policy: Policy
 ) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk("write", number))
@@ -107,14 +107,14 @@ def test_only_what_is_known_to_pass_is_asked_again(
 
 
 @pytest.mark.parametrize("call", ["link", "replace"])
-def test_an_error_of_the_link_itself_is_in_doubt(tmp_path: Path, call: str) -> None:
+def test_file_write_with_link_error_raises_indeterminate_error(tmp_path: Path, call: str) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk(call, errno.EIO))
     with pytest.raises(IndeterminateError):
         blob.create("k", b"x") if call == "link" else blob.put("k", b"x")
     blob.close()
 
 
-def test_a_link_that_finds_its_file_swept_is_determinate_and_may_be_asked_again(
+def test_file_create_with_swept_temporary_file_raises_retryable_determinate_error(
     tmp_path: Path,
 ) -> None:
     class Swept(OsDisk):
@@ -134,14 +134,14 @@ def test_a_link_that_finds_its_file_swept_is_determinate_and_may_be_asked_again(
     blob.close()
 
 
-def test_a_read_that_fails_is_determinate(tmp_path: Path) -> None:
+def test_file_get_with_read_error_raises_determinate_error(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path), disk=BrokenDisk("read", errno.EIO))
     with pytest.raises(DeterminateError, match="could not read"):
         blob.get("k")
     blob.close()
 
 
-def test_a_folder_taken_away_while_open_is_made_again(tmp_path: Path) -> None:
+def test_file_create_after_open_folder_was_removed_recreates_it(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path / "store"))
     assert blob.create("log/0", b"x")
     (tmp_path / "store" / "log" / "0").unlink()
@@ -174,7 +174,7 @@ def used_by_finding_what_was_written(url: str) -> Blob:
 @pytest.mark.parametrize(
     "used", [used_by_writing, used_by_reading, used_by_finding_what_was_written]
 )
-def test_a_location_that_disappeared_is_not_begun_anew(
+def test_file_create_in_removed_location_raises_store_refused(
     tmp_path: Path, used: Callable[[str], Blob]
 ) -> None:
     folder = tmp_path / "store"
@@ -186,7 +186,7 @@ def test_a_location_that_disappeared_is_not_begun_anew(
     blob.close()
 
 
-def test_a_file_where_a_folder_must_be_is_refused(tmp_path: Path) -> None:
+def test_file_create_below_a_regular_file_raises_store_refused(tmp_path: Path) -> None:
     (tmp_path / "log").write_bytes(b"")
     blob = FileBlob(str(tmp_path))
     with pytest.raises(StoreRefused, match="log/0"):
@@ -195,7 +195,7 @@ def test_a_file_where_a_folder_must_be_is_refused(tmp_path: Path) -> None:
     blob.close()
 
 
-def test_opening_to_read_makes_nothing(tmp_path: Path) -> None:
+def test_file_location_opened_for_reading_creates_no_files(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir()
     blob = open_blob(f"file:{tmp_path}/store")
     assert blob.list("") == []
@@ -204,7 +204,7 @@ def test_opening_to_read_makes_nothing(tmp_path: Path) -> None:
     blob.close()
 
 
-def test_what_is_not_ours_is_not_listed(tmp_path: Path) -> None:
+def test_file_list_omits_foreign_files(tmp_path: Path) -> None:
     for name in ("lost+found", "a~b", "half~1~2~3", ".DS_Store", ".nfs0001", "notes"):
         (tmp_path / name).write_bytes(b"")
     (tmp_path / ".snapshot").mkdir()
@@ -215,7 +215,7 @@ def test_what_is_not_ours_is_not_listed(tmp_path: Path) -> None:
     blob.close()
 
 
-def test_folders_beyond_the_most_that_are_held_open_still_work(tmp_path: Path) -> None:
+def test_file_blob_keeps_at_most_64_folder_handles_open(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path))
     before = handles_open()
     for number in range(150):
@@ -227,11 +227,11 @@ def test_folders_beyond_the_most_that_are_held_open_still_work(tmp_path: Path) -
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="changes to another user, which only root may")
-def test_a_reader_with_permission_to_read_reads_and_settles(
+def test_file_reader_without_write_permission_reads_and_settles_but_cannot_put(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UMASK", "022")
-    with tempfile.TemporaryDirectory() as folder:  # Pytest's own is closed to others.
+    with tempfile.TemporaryDirectory() as folder:  # Other users cannot enter the folder of pytest.
         Path(folder).chmod(0o755)
         writer = open_blob(f"file:{folder}/store", writing=True)
         writer.create("log/0", b"entry")
@@ -257,7 +257,7 @@ def test_a_reader_with_permission_to_read_reads_and_settles(
     assert done.stdout == "Give this user permission to read and write the folder.\n", done.stderr
 
 
-def test_a_closed_store_gives_its_handles_back(tmp_path: Path) -> None:
+def test_file_blob_close_releases_file_handles(tmp_path: Path) -> None:
     before = handles_open()
     for _ in range(5):
         blob = FileBlob(str(tmp_path))
@@ -268,10 +268,10 @@ def test_a_closed_store_gives_its_handles_back(tmp_path: Path) -> None:
     assert handles_open() == before
 
 
-def test_a_folder_taken_away_while_not_held_is_made_again(tmp_path: Path) -> None:
+def test_file_create_after_closed_folder_was_removed_recreates_it(tmp_path: Path) -> None:
     blob = FileBlob(str(tmp_path))
     assert blob.create("log/0", b"x")
-    for number in range(70):  # More than are held open, so that log/ no longer is.
+    for number in range(70):  # More than the handle limit, which closes log/.
         assert blob.create(f"part/{number}/x", b"")
     (tmp_path / "log" / "0").unlink()
     (tmp_path / "log").rmdir()
@@ -282,7 +282,7 @@ def test_a_folder_taken_away_while_not_held_is_made_again(tmp_path: Path) -> Non
 
 
 class SharedErrorDisk(OsDisk):
-    """As the kernel does, tells only one of the callers that share a handle."""
+    """Disk that reports an fsync error to one caller of a shared handle, as the kernel does."""
 
     def __init__(self) -> None:
         self.armed = False
@@ -300,7 +300,9 @@ class SharedErrorDisk(OsDisk):
         super().sync_folder(folder)
 
 
-def test_a_failed_folder_sync_is_believed_by_every_thread(tmp_path: Path) -> None:
+def test_file_create_after_failed_folder_fsync_raises_durability_lost_in_all_threads(
+    tmp_path: Path,
+) -> None:
     disk = SharedErrorDisk()
     blob = FileBlob(str(tmp_path), disk=disk)
     assert blob.create("log/0", b"")
@@ -313,7 +315,7 @@ def test_a_failed_folder_sync_is_believed_by_every_thread(tmp_path: Path) -> Non
     blob.close()
 
 
-def test_a_write_under_way_is_finished_when_another_thread_closes(tmp_path: Path) -> None:
+def test_file_create_in_progress_finishes_when_blob_is_closed(tmp_path: Path) -> None:
     class ClosedUnderWay(OsDisk):
         def link(self, source: int, name: str, target: int, as_name: str) -> None:
             super().link(source, name, target, as_name)
@@ -335,13 +337,13 @@ def open_umask() -> Iterator[None]:
 
 
 def modes(folder: Path) -> set[tuple[bool, int]]:
-    """Whether each path is a folder, and its permissions."""
+    """Return, for each path, whether it is a folder, and its permissions."""
     return {(path.is_dir(), path.stat().st_mode & 0o777) for path in (folder, *folder.rglob("*"))}
 
 
 @pytest.mark.usefixtures("open_umask")
 @pytest.mark.parametrize(("value", "folders", "files"), [("", 0o700, 0o600), ("027", 0o750, 0o640)])
-def test_files_of_a_lake_are_created_for_their_owner_unless_configured(
+def test_lake_files_are_private_to_owner_unless_umask_is_configured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, folders: int, files: int
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UMASK", value)
@@ -353,7 +355,7 @@ def test_files_of_a_lake_are_created_for_their_owner_unless_configured(
 
 
 @pytest.mark.parametrize("value", ["77x", "0777", "-1", "9"])
-def test_umask_that_is_no_octal_number_is_rejected(
+def test_open_blob_with_malformed_umask_raises_usage_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
 ) -> None:
     monkeypatch.setenv("PENSTOCK_UMASK", value)
@@ -362,7 +364,7 @@ def test_umask_that_is_no_octal_number_is_rejected(
 
 
 @pytest.mark.usefixtures("open_umask")
-def test_lake_with_other_permissions_can_still_be_written(tmp_path: Path) -> None:
+def test_lake_folder_with_wider_permissions_is_writable(tmp_path: Path) -> None:
     (tmp_path / "lake" / "a").mkdir(parents=True, mode=0o755)
     (tmp_path / "lake" / "a" / "old").write_bytes(b"old")
     blob = open_blob(f"file:{tmp_path}/lake", writing=True)

@@ -13,7 +13,7 @@ from penstock.errors import UsageError
         *("s3:bucket", "s3://", "s3:///x", "s3://b/a//c", "s3://b/..", "memory:a b", "s3://b/a b"),
     ],
 )
-def test_other_urls_are_refused_with_those_that_are_valid(url: str) -> None:
+def test_open_blob_with_malformed_url_raises_usage_error_with_valid_forms(url: str) -> None:
     with pytest.raises(UsageError, match="is malformed") as refused:
         open_blob(url, writing=True)
     assert "file:./data" in refused.value.hint
@@ -21,7 +21,7 @@ def test_other_urls_are_refused_with_those_that_are_valid(url: str) -> None:
 
 
 @pytest.mark.parametrize("url", ["file:~", "file:~/data", "file:~ann/data"])
-def test_a_tilde_is_not_taken_for_a_folder(url: str) -> None:
+def test_open_blob_with_tilde_path_raises_usage_error(url: str) -> None:
     with pytest.raises(UsageError, match="begins with a tilde") as refused:
         open_blob(url, writing=True)
     assert "Write the path out" in refused.value.hint
@@ -32,7 +32,7 @@ def test_a_tilde_is_not_taken_for_a_folder(url: str) -> None:
     "endpoint", ["not a url", "hush:hush@host", "http://", "http://host:hush", "ftp://hush"]
 )
 @pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"])
-def test_an_endpoint_that_is_none_is_refused_and_not_repeated(
+def test_open_blob_with_malformed_endpoint_raises_usage_error_without_its_value(
     monkeypatch: pytest.MonkeyPatch, name: str, endpoint: str
 ) -> None:
     monkeypatch.setenv(name, endpoint)
@@ -42,20 +42,24 @@ def test_an_endpoint_that_is_none_is_refused_and_not_repeated(
     assert "not a url" not in str(refused.value)
 
 
-def test_a_password_in_a_url_is_not_repeated() -> None:
+def test_open_blob_error_omits_password_of_url() -> None:
     with pytest.raises(UsageError) as refused:
         open_blob("s3://key:hush@bucket/prefix")
     assert "hush" not in str(refused.value)
 
 
-def test_a_folder_that_does_not_exist_cannot_be_read(tmp_path: Path) -> None:
+def test_open_blob_with_missing_folder_raises_usage_error_and_creates_nothing(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(UsageError, match=f'folder "{tmp_path}/nowhere"'):
         open_blob(f"file:{tmp_path}/nowhere")
     assert children(f"file:{tmp_path}/nowhere") == []
     assert not [*tmp_path.iterdir()]
 
 
-def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_normal_returns_absolute_url_of_relative_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     for url in ("file:./data", "file:data", "file:data/", f"file:{tmp_path}/data"):
         assert normal(url) == f"file:{tmp_path}/data"
@@ -66,7 +70,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     blob.close()
 
 
-def test_memory_is_private_without_a_name_and_shared_with_one(tmp_path: Path) -> None:
+def test_memory_location_is_shared_only_under_a_name(tmp_path: Path) -> None:
     one, other = open_blob("memory:"), open_blob("memory:")
     one.put("k", b"")
     assert other.get("k") is None
@@ -78,12 +82,12 @@ def test_memory_is_private_without_a_name_and_shared_with_one(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "..", "tmp", "a b"])
-def test_a_folder_name_must_be_one_word(name: str) -> None:
+def test_join_with_malformed_folder_name_raises_usage_error(name: str) -> None:
     with pytest.raises(UsageError):
         join("file:./lake", name)
 
 
-def test_private_memory_has_no_folders() -> None:
+def test_join_with_unnamed_memory_location_raises_usage_error() -> None:
     with pytest.raises(UsageError, match="each opening makes a new one"):
         join("memory:", "shop")
     assert join("memory:lake", "shop") == "memory:lake/shop"

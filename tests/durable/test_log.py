@@ -8,12 +8,12 @@ FOREIGN = (
 )
 
 
-def test_a_key_that_is_not_of_an_entry_has_no_number() -> None:
+def test_entry_number_of_foreign_key_is_none() -> None:
     assert entry_number(entry_key(1_234_567)) == 1_234_567
     assert [entry_number(key) for key in FOREIGN] == [None] * len(FOREIGN)
 
 
-def test_what_is_not_ours_is_neither_read_nor_deleted() -> None:
+def test_log_ignores_and_keeps_foreign_keys() -> None:
     blob = MemoryBlob()
     for key in FOREIGN:
         blob.put(key, b"")

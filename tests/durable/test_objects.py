@@ -41,7 +41,9 @@ def error_of(call: Callable[[Blob], object], blob: Blob) -> StoreError:
 
 
 @pytest.mark.parametrize("call", READS + WRITES)
-def test_a_missing_bucket_is_refused(object_url: str, call: Callable[[Blob], object]) -> None:
+def test_object_call_on_missing_bucket_raises_store_refused(
+    object_url: str, call: Callable[[Blob], object]
+) -> None:
     error = error_of(call, open_blob("s3://nowhere/prefix"))
     assert isinstance(error, StoreRefused)
     assert "NoSuchBucket" in error.detail
@@ -50,7 +52,7 @@ def test_a_missing_bucket_is_refused(object_url: str, call: Callable[[Blob], obj
 
 @pytest.mark.parametrize("call", READS + WRITES)
 @pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
-def test_wrong_credentials_are_refused_and_not_repeated(
+def test_object_call_with_wrong_credentials_raises_store_refused_without_them(
     object_url: str, monkeypatch: pytest.MonkeyPatch, name: str, call: Callable[[Blob], object]
 ) -> None:
     monkeypatch.setenv(name, "hush-hush")
@@ -64,7 +66,7 @@ def test_wrong_credentials_are_refused_and_not_repeated(
     assert "penstock-secret" not in told
 
 
-def test_half_a_pair_of_credentials_is_refused_when_opened(
+def test_open_object_location_without_secret_key_raises_store_refused(
     object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
@@ -73,17 +75,19 @@ def test_half_a_pair_of_credentials_is_refused_when_opened(
     assert "AWS_SECRET_ACCESS_KEY" in refused.value.hint
 
 
-def test_a_server_that_is_not_there_may_be_asked_again(
+def test_object_call_on_unreachable_server_raises_determinate_error(
     object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    for call in READS + WRITES:  # Nothing was sent, so nothing is in doubt.
+    for call in READS + WRITES:  # No request was sent, and no write is indeterminate.
         error = error_of(call, open_blob(object_url))
         assert type(error) is DeterminateError
         assert error.detail == "The store did not answer (Connect)."
 
 
-def test_a_list_longer_than_a_page_is_whole(object_server: ObjectServer, object_url: str) -> None:
+def test_object_list_longer_than_one_page_is_complete(
+    object_server: ObjectServer, object_url: str
+) -> None:
     blob = open_blob(object_url, writing=True)
     keys = [f"part/{number:04}" for number in range(1_100)]
     for key in keys:
@@ -94,7 +98,7 @@ def test_a_list_longer_than_a_page_is_whole(object_server: ObjectServer, object_
 
 
 class Answers(BaseHTTPRequestHandler):
-    """Answers every request alike, or hangs up."""
+    """Handler that sends the same response to every request, or closes the connection."""
 
     protocol_version = "HTTP/1.1"
     status = 0
@@ -138,14 +142,16 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Answers]]:
 
 
 @pytest.mark.parametrize("status", [400, 401, 403, 405, 411, 413, 501])
-def test_an_answer_that_will_not_change_is_refused(answers: type[Answers], status: int) -> None:
+def test_object_call_with_permanent_http_status_raises_store_refused(
+    answers: type[Answers], status: int
+) -> None:
     answers.status = status
     for call in READS + WRITES:
         assert isinstance(error_of(call, open_blob(f"s3://{BUCKET}/x")), StoreRefused)
 
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429])
-def test_an_answer_that_says_not_now_did_nothing_and_is_asked_again(
+def test_object_call_with_transient_http_status_raises_retryable_determinate_error(
     answers: type[Answers], status: int
 ) -> None:
     answers.status = status
@@ -155,14 +161,18 @@ def test_an_answer_that_says_not_now_did_nothing_and_is_asked_again(
         assert policy_of(error) is Policy.RETRY
 
 
-def test_a_timeout_that_comes_as_a_bad_request_is_asked_again(answers: type[Answers]) -> None:
+def test_object_call_with_request_timeout_code_raises_determinate_error(
+    answers: type[Answers],
+) -> None:
     answers.status, answers.code = 400, "RequestTimeout"
     for call in READS + WRITES:
         assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is DeterminateError
 
 
 @pytest.mark.parametrize("status", [0, 500, 502, 503, 504])
-def test_a_server_in_trouble_leaves_writes_in_doubt(answers: type[Answers], status: int) -> None:
+def test_object_write_with_server_error_raises_indeterminate_error(
+    answers: type[Answers], status: int
+) -> None:
     answers.status = status
     for call in READS:
         assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is DeterminateError
@@ -170,24 +180,24 @@ def test_a_server_in_trouble_leaves_writes_in_doubt(answers: type[Answers], stat
         assert type(error_of(call, open_blob(f"s3://{BUCKET}/x"))) is IndeterminateError
 
 
-def test_the_client_does_not_ask_again_by_itself(answers: type[Answers]) -> None:
+def test_object_client_sends_failed_request_only_once(answers: type[Answers]) -> None:
     answers.status = 503
     error_of(WRITES[0], open_blob(f"s3://{BUCKET}/x"))
     assert answers.requests == 1
 
 
-def test_a_key_that_is_taken_is_a_412_and_no_error(answers: type[Answers]) -> None:
+def test_object_create_with_http_412_returns_false(answers: type[Answers]) -> None:
     answers.status = 412
     assert open_blob(f"s3://{BUCKET}/x").create("k", b"") is False
 
 
-def test_the_environment_is_left_as_it_was(object_url: str) -> None:
+def test_object_get_leaves_environment_unchanged(object_url: str) -> None:
     before = dict(os.environ)
     open_blob(object_url).get("k")
     assert dict(os.environ) == before
 
 
-def test_hung_store_leaves_writes_indeterminate_after_the_answer_deadline(
+def test_object_write_to_hung_store_raises_indeterminate_error_after_timeout(
     object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "0.2")
@@ -203,11 +213,11 @@ def test_hung_store_leaves_writes_indeterminate_after_the_answer_deadline(
             assert error.detail == "The store did not answer (Timeout)."
 
 
-def test_create_in_suspended_store_is_repeated_and_succeeds_once(
+def test_object_create_in_suspended_store_is_retried_and_succeeds_once(
     object_server: ObjectServer, object_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store carries out the first attempt when it continues, or does not; both are ours."""
-    # A create takes the server a second, and longer while it catches up.
+    """The suspended store may execute the first attempt on resume; the create succeeds anyway."""
+    # The server needs a second for a create, and longer while it catches up.
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "5")
     blob = RetryingBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(3))
     assert blob.create("before", b"x")

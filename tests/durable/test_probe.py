@@ -23,7 +23,7 @@ def ids() -> Callable[[], str]:
 
 
 @pytest.mark.parametrize("kind", ["memory", "files"])
-def test_a_true_store_passes_and_is_not_asked_again(
+def test_probe_of_correct_store_passes_and_is_not_repeated(
     tmp_path: Path, ids: Callable[[], str], kind: str
 ) -> None:
     blob = MemoryBlob() if kind == "memory" else open_blob(f"file:{tmp_path}", writing=True)
@@ -33,7 +33,7 @@ def test_a_true_store_passes_and_is_not_asked_again(
     blob.close()
 
 
-def test_a_real_server_passes_and_is_not_asked_again(
+def test_probe_of_real_object_server_passes_and_is_not_repeated(
     object_url: str, ids: Callable[[], str]
 ) -> None:
     blob = open_blob(object_url, writing=True)
@@ -42,7 +42,9 @@ def test_a_real_server_passes_and_is_not_asked_again(
     assert not probe(open_blob(object_url, writing=True), ids)
 
 
-def test_a_store_that_lets_two_win_is_refused_and_left_clean(ids: Callable[[], str]) -> None:
+def test_probe_of_store_with_two_winning_creators_raises_and_cleans_up(
+    ids: Callable[[], str],
+) -> None:
     blob = UnreliableBlob(MemoryBlob(name="memory:liar"), lying_create=True)
     with pytest.raises(StoreRefused, match="memory:liar") as refused:
         probe(blob, ids)
@@ -51,7 +53,9 @@ def test_a_store_that_lets_two_win_is_refused_and_left_clean(ids: Callable[[], s
     assert blob.list("") == []
 
 
-def test_a_store_that_only_lies_to_the_late_is_refused(ids: Callable[[], str]) -> None:
+def test_probe_of_store_that_overwrites_existing_key_raises_store_refused(
+    ids: Callable[[], str],
+) -> None:
     blob = UnreliableBlob(MemoryBlob(), lying_create=True)
     with pytest.raises(StoreRefused) as refused:
         probe(blob, ids, racers=1)
@@ -60,7 +64,7 @@ def test_a_store_that_only_lies_to_the_late_is_refused(ids: Callable[[], str]) -
 
 @pytest.fixture
 def careless_proxy(object_server: ObjectServer) -> Iterator[str]:
-    """An address that leads to the real server and drops the header that matters."""
+    """Yield the address of a proxy to the real server that drops the If-None-Match header."""
     target = object_server.environment["AWS_ENDPOINT_URL"]
 
     class Proxy(BaseHTTPRequestHandler):
@@ -68,7 +72,7 @@ def careless_proxy(object_server: ObjectServer) -> Iterator[str]:
 
         def pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            # The signature covers the header that is dropped, so it goes too.
+            # Drop the signature too: it covers the dropped header.
             headers = {
                 name: value
                 for name, value in self.headers.items()
@@ -105,7 +109,7 @@ def careless_proxy(object_server: ObjectServer) -> Iterator[str]:
     server.server_close()
 
 
-def test_a_real_server_behind_a_proxy_that_drops_the_header_is_refused(
+def test_probe_through_proxy_without_if_none_match_raises_store_refused(
     object_url: str,
     careless_proxy: str,
     ids: Callable[[], str],

@@ -37,7 +37,7 @@ def steady(
 
 
 @pytest.mark.parametrize("fate", Fate)
-def test_a_create_of_any_fate_is_known_to_be_ours(fate: Fate) -> None:
+def test_retrying_create_of_free_key_returns_true_after_any_fault(fate: Fate) -> None:
     shelf = Shelf()
     blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
     assert blob.create("log/0", b"ours")
@@ -45,7 +45,7 @@ def test_a_create_of_any_fate_is_known_to_be_ours(fate: Fate) -> None:
 
 
 @pytest.mark.parametrize("fate", Fate)
-def test_a_create_of_any_fate_is_known_to_be_anothers(fate: Fate) -> None:
+def test_retrying_create_of_taken_key_returns_false_after_any_fault(fate: Fate) -> None:
     shelf = Shelf()
     MemoryBlob(shelf).put("log/0", b"theirs")
     blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
@@ -53,9 +53,9 @@ def test_a_create_of_any_fate_is_known_to_be_anothers(fate: Fate) -> None:
     assert MemoryBlob(shelf).get("log/0") == b"theirs"
 
 
-@settings(deadline=None)  # Two cores, shared.
+@settings(deadline=None)  # CI machines have two shared cores.
 @given(scripts=st.lists(fates, min_size=2, max_size=4))
-def test_of_many_creators_whatever_their_fates_one_is_told_it_won(
+def test_retrying_create_by_many_creators_with_faults_has_one_winner(
     scripts: list[list[Fate]],
 ) -> None:
     shelf = Shelf()
@@ -67,9 +67,9 @@ def test_of_many_creators_whatever_their_fates_one_is_told_it_won(
     assert MemoryBlob(shelf).get("log/0") == b"%d" % told.index(True)
 
 
-@settings(deadline=None)  # Two cores, shared.
+@settings(deadline=None)  # CI machines have two shared cores.
 @given(script=fates)
-def test_a_put_and_a_delete_of_any_fate_are_done_in_the_end(script: list[Fate]) -> None:
+def test_retrying_put_and_delete_take_effect_after_any_faults(script: list[Fate]) -> None:
     shelf = Shelf()
     blob = steady(UnreliableBlob(MemoryBlob(shelf), script=script))
     blob.put("k", b"v")
@@ -79,7 +79,7 @@ def test_a_put_and_a_delete_of_any_fate_are_done_in_the_end(script: list[Fate]) 
 
 
 class RivalBlob(UnreliableBlob):
-    """Loses our request, and a rival takes the key before we ask again."""
+    """Store that loses a request. A rival creates the key before the retry."""
 
     def create(self, key: str, data: bytes) -> bool:
         try:
@@ -89,13 +89,13 @@ class RivalBlob(UnreliableBlob):
             raise
 
 
-def test_a_rival_that_cuts_in_while_we_are_in_doubt_wins() -> None:
+def test_retrying_create_loses_to_rival_after_lost_request() -> None:
     blob = steady(RivalBlob(MemoryBlob(), script=[Fate.REQUEST_LOST]))
     assert not blob.create("log/0", b"ours")
 
 
 class ForgetfulBlob(UnreliableBlob):
-    """Someone deletes each key as soon as it was found taken."""
+    """Store that deletes a key as soon as a create finds it taken."""
 
     def create(self, key: str, data: bytes) -> bool:
         created = super().create(key, data)
@@ -104,14 +104,14 @@ class ForgetfulBlob(UnreliableBlob):
         return created
 
 
-def test_a_key_taken_and_deleted_while_we_are_in_doubt_stays_in_doubt() -> None:
+def test_retrying_create_of_key_deleted_after_lost_answer_raises_indeterminate_error() -> None:
     blob = steady(ForgetfulBlob(MemoryBlob(), script=[Fate.ANSWER_LOST]))
     with pytest.raises(IndeterminateError, match="is unknown"):
         blob.create("log/0", b"ours")
 
 
 class FailingBlob(MemoryBlob):
-    """Raises what it is given, one for each call, and then works."""
+    """Store that raises one of the given errors per call, and then works."""
 
     def __init__(self, errors: list[StoreError], each: Callable[[], None] = lambda: None) -> None:
         super().__init__(name="memory:failing")
@@ -126,7 +126,7 @@ class FailingBlob(MemoryBlob):
 
 
 @pytest.mark.parametrize("error", [StoreRefused("no"), DurabilityLost("no")])
-def test_what_will_not_get_better_is_told_at_once(error: StoreError) -> None:
+def test_retrying_blob_raises_permanent_error_without_retry(error: StoreError) -> None:
     clock = EagerClock()
     blob = steady(FailingBlob([error]), clock)
     with pytest.raises(type(error)):
@@ -134,7 +134,7 @@ def test_what_will_not_get_better_is_told_at_once(error: StoreError) -> None:
     assert clock.waits_ms == []
 
 
-def test_a_refusal_after_a_lost_answer_does_not_deny_what_may_have_happened() -> None:
+def test_retrying_create_refused_after_lost_answer_raises_indeterminate_error() -> None:
     shelf = Shelf()
     lossy = UnreliableBlob(MemoryBlob(shelf), script=[Fate.ANSWER_LOST])
 
@@ -151,7 +151,7 @@ def test_a_refusal_after_a_lost_answer_does_not_deny_what_may_have_happened() ->
     assert MemoryBlob(shelf).get("log/0") == b"ours"
 
 
-def test_pauses_grow_and_bytes_stay_the_same() -> None:
+def test_retrying_put_backs_off_and_writes_same_bytes() -> None:
     clock = EagerClock()
     blob = steady(FailingBlob([DeterminateError("not now")] * 12), clock)
     blob.put("k", b"same")
@@ -161,7 +161,7 @@ def test_pauses_grow_and_bytes_stay_the_same() -> None:
     assert 2_500 <= clock.waits_ms[-1] <= 5_000
 
 
-def test_while_an_operation_fails_statistics_and_log_say_so(
+def test_retrying_blob_reports_failing_operation_in_statistics_and_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO, "penstock.durable")
@@ -200,7 +200,7 @@ def test_while_an_operation_fails_statistics_and_log_say_so(
     ]
 
 
-def test_statistics_count_operations_and_bytes() -> None:
+def test_retrying_blob_statistics_count_operations_and_bytes() -> None:
     blob = steady(MemoryBlob())
     blob.put("a", b"four")
     assert blob.create("b", b"sixsix")
@@ -216,7 +216,9 @@ def test_statistics_count_operations_and_bytes() -> None:
     ("fate", "kind"),
     [(Fate.FAILED, DeterminateError), (Fate.REQUEST_LOST, IndeterminateError)],
 )
-def test_patience_ends_with_what_is_known(fate: Fate, kind: type[StoreError]) -> None:
+def test_retrying_create_beyond_patience_raises_error_of_its_attempts(
+    fate: Fate, kind: type[StoreError]
+) -> None:
     clock = EagerClock()
     began_ms = clock.boot_ms()
     blob = steady(UnreliableBlob(MemoryBlob(), script=[fate] * 1_000), clock, patience_ms=10_000)
@@ -225,14 +227,14 @@ def test_patience_ends_with_what_is_known(fate: Fate, kind: type[StoreError]) ->
     assert clock.boot_ms() - began_ms == 10_000
 
 
-def test_one_attempt_in_doubt_leaves_the_whole_in_doubt() -> None:
+def test_retrying_create_with_one_indeterminate_attempt_raises_indeterminate_error() -> None:
     script = [Fate.FAILED, Fate.REQUEST_LOST, *[Fate.FAILED] * 1_000]
     blob = steady(UnreliableBlob(MemoryBlob(), script=script), patience_ms=10_000)
     with pytest.raises(IndeterminateError):
         blob.create("log/0", b"ours")
 
 
-def test_closing_ends_a_waiting_operation_with_its_last_error() -> None:
+def test_retrying_blob_close_ends_waiting_operation_with_its_last_error() -> None:
     failing = threading.Event()
 
     class Unreachable(MemoryBlob):
@@ -251,7 +253,7 @@ def test_closing_ends_a_waiting_operation_with_its_last_error() -> None:
         blob.get("k")
 
 
-def test_writes_go_on_when_a_server_is_killed_and_started_again(
+def test_retrying_create_continues_after_object_server_is_killed_and_restarted(
     object_server: ObjectServer, object_url: str
 ) -> None:
     blob = RetryingBlob(open_blob(object_url, writing=True), SYSTEM_CLOCK, random.Random(1))
@@ -284,7 +286,7 @@ def test_writes_go_on_when_a_server_is_killed_and_started_again(
     reader.close()
 
 
-def test_operation_that_fails_after_stop_ends_with_its_last_error() -> None:
+def test_retrying_create_that_keeps_failing_after_stop_raises_within_stop_timeout() -> None:
     stop, clock = threading.Event(), EagerClock()
     inner = UnreliableBlob(MemoryBlob(), script=[Fate.REQUEST_LOST] + [Fate.FAILED] * 1_000)
     blob = RetryingBlob(inner, clock, random.Random(1), stop=stop)
@@ -294,7 +296,7 @@ def test_operation_that_fails_after_stop_ends_with_its_last_error() -> None:
     assert sum(clock.waits_ms) <= stop_timeout_s() * 1_000
 
 
-def test_operation_that_fails_once_after_stop_is_repeated() -> None:
+def test_retrying_create_that_fails_once_after_stop_is_retried() -> None:
     stop = threading.Event()
     inner = UnreliableBlob(MemoryBlob(), script=[Fate.ANSWER_LOST])
     blob = RetryingBlob(inner, EagerClock(), random.Random(1), stop=stop)
