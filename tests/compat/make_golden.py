@@ -1,13 +1,13 @@
-"""Make the golden location of this release, which every later one must open.
+"""Make the golden location of this release, which every later release must open.
 
     .venv/bin/python -m tests.compat.make_golden tests/compat/v0.1
 
-Run by hand when a release changes the encoding, never to repair an old one.
-The same code gives the same bytes, but for the version of Parquet's writer,
-which stands in each file.
+Run it by hand when a release changes the encoding, never to repair an old location.
+The same code writes the same bytes, except for the version of the Parquet writer,
+which each file records.
 
-What the contents must be is added up here from what was written, by a
-dictionary, and stands in `expected.json` beside the location.
+A dictionary computes the expected contents from the written updates. They are
+stored in `expected.json` next to the location.
 """
 
 import json
@@ -47,7 +47,7 @@ MOOD_2 = persist.UserCodec(
     lambda value: value[::-1].encode(),
     lambda data, version: data.decode() if version == 1 else data.decode()[::-1],
 )
-"""The second version writes text backwards, and knows that the first did not."""
+"""Codec whose second version writes text backwards, and still reads the first version."""
 
 ORDERS_1 = pa.schema([pa.field("id", pa.int32(), nullable=False), ("item", pa.string())])
 ORDERS_2 = pa.schema(
@@ -72,7 +72,7 @@ CODECS = {
 
 
 class Written:
-    """What was written, added up without any of the code that is being tested."""
+    """Written updates, consolidated without any of the code under test."""
 
     def __init__(self) -> None:
         self.updates: dict[str, list[tuple[Any, int, int]]] = {}
@@ -81,7 +81,7 @@ class Written:
         self.updates.setdefault(name, []).extend(updates)
 
     def as_of(self, name: str, time: int) -> dict[str, int]:
-        """Each row as JSON, in the schema of that time, and how often it is there."""
+        """Return each row as JSON, in the schema of that time, with its multiplicity."""
         total: Counter[str] = Counter()
         for data, at, diff in self.updates.get(name, []):
             if at <= time:
@@ -91,7 +91,7 @@ class Written:
 
 
 def make(folder: Path) -> dict[str, Any]:
-    """Write the location into `folder`; what it must hold."""
+    """Write the location into `folder`, and return its expected contents."""
     written = Written()
     url = f"file:{folder}"
     settings = persist.Settings(**SETTINGS, clock=ManualClock(), chance=random.Random(20_261_115))
@@ -107,9 +107,9 @@ def make(folder: Path) -> dict[str, Any]:
     first.compact()  # A merge, and the first rollup.
     gone.destroy()
     first.hold("reporting").move({"orders": 20, "codec-text": 1})
-    first.compact()  # The second rollup, so that the log is truncated to the first.
+    first.compact()  # The second rollup, which truncates the log to the first.
 
-    # Taken over, as after a kill: the first writer never released.
+    # A takeover, as after a kill: the first writer never released the lock.
     second = persist.open(url, writer="golden", settings=settings)
     with suppress(Fenced):
         first.create_or_load("too-late", key=persist.TEXT, value=persist.UNIT)
@@ -118,7 +118,7 @@ def make(folder: Path) -> dict[str, Any]:
     void_entry(url, second)
     write_moods(second, MOOD_2, written, [(("calm", None), 2, -1), (("bored", None), 3, +1)], 5)
     orders = second.collection("orders")
-    orders.allow_compaction(30).result()  # The hold keeps it at 20.
+    orders.allow_compaction(30).result()  # The hold keeps since at 20.
     leave_unsealed(second, written)
     write_later_orders(second, written)
     second.close()
@@ -126,7 +126,7 @@ def make(folder: Path) -> dict[str, Any]:
 
 
 def write_codecs(client: persist.Client, written: Written) -> None:
-    """One collection for each built-in codec, with keys that come and go."""
+    """Write one collection for each built-in codec, with keys that appear and disappear."""
     for name, (codec, one, other) in CODECS.items():
         collection = client.create_or_load(f"codec-{name}", key=codec, value=codec)
         updates: list[Any] = [((one, other), 1, +1), ((other, one), 1, +2), ((one, other), 3, -1)]
@@ -137,14 +137,14 @@ def write_codecs(client: persist.Client, written: Written) -> None:
 def write_moods(
     client: persist.Client, codec: persist.Codec, written: Written, updates: list[Any], upper: int
 ) -> None:
-    """Keys of a codec of our own, in whichever version."""
+    """Append keys of a user-defined codec, in either version."""
     moods = client.create_or_load("moods", key=codec, value=persist.UNIT)
     moods.compare_and_append(updates, moods.upper, upper)
     written.note("moods", updates)
 
 
 def write_orders(client: persist.Client, written: Written) -> None:
-    """Rows in two schema versions, in Parquet objects and in entries."""
+    """Write rows in two schema versions, in Parquet objects and in log entries."""
     orders = client.create_or_load("orders", schema=ORDERS_1, key_columns=["id"])
     many = [({"id": n, "item": f"item {n}"}, n % 10, +1) for n in range(60)]
     orders.compare_and_append(many, 0, 10)
@@ -155,9 +155,9 @@ def write_orders(client: persist.Client, written: Written) -> None:
 
 
 def write_later_orders(client: persist.Client, written: Written) -> None:
-    """Some rows of the second schema, and the deletion of one of the first.
+    """Write rows of the second schema, and delete a row of the first.
 
-    In the same entry what is followed fails again, recovers, and then fails for good.
+    The same entry fails the tracked collection again, recovers it, and fails it permanently.
     """
     orders, followed = client.collection("orders"), client.collection("shop.public.visits")
     rows: list[Any] = [
@@ -183,7 +183,7 @@ def write_later_orders(client: persist.Client, written: Written) -> None:
 
 
 def leave_unsealed(client: persist.Client, written: Written) -> None:
-    """Some updates that were discarded, and some that are neither sealed nor discarded."""
+    """Write updates that are discarded, and updates that are neither sealed nor discarded."""
     words = client.create_or_load("words", key=persist.TEXT, value=persist.UNIT)
     words.write([(("sealed", None), 1, +1), (("discarded", None), 9, +1)]).result()
     words.seal(5).result()
@@ -194,7 +194,7 @@ def leave_unsealed(client: persist.Client, written: Written) -> None:
 
 
 def write_followed(client: persist.Client, written: Written) -> None:
-    """What a source follows: it begins, fails, recovers; and a hidden collection of its."""
+    """Write a tracked collection that begins, fails and recovers, and a hidden collection."""
     labelled = [pa.field("id", pa.int64()), pa.field("at", pa.string(), metadata=LABEL)]
     followed = client.create_or_load(
         "shop.public.visits", schema=pa.schema(labelled), key_columns=["id"], owner="shop"
@@ -219,7 +219,7 @@ def write_followed(client: persist.Client, written: Written) -> None:
 
 
 def void_entry(url: str, client: persist.Client) -> None:
-    """What the first writer had on its way when it was fenced."""
+    """Create the entry that the first writer had in flight when it was fenced."""
     state = client.state
     late = Entry(
         location=state.location, epoch=1, token="late", at_ms=0, operations=(Seal(1, 1_000),)
@@ -230,7 +230,7 @@ def void_entry(url: str, client: persist.Client) -> None:
 
 
 def expected(folder: Path, written: Written) -> dict[str, Any]:
-    """What the contents must be, as of the first and last time that is kept and some between."""
+    """Return the expected contents as of the first and last readable time, and some between."""
     found: dict[str, Any] = {}
     with persist.open(f"file:{folder}", hold=False) as client:
         for name in client.collections(hidden=True):
@@ -252,7 +252,7 @@ def main() -> None:
     folder = Path(sys.argv[1])
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    # Who wrote it says nothing to a later reader, and would differ each time.
+    # Host and process id are meaningless to a later reader, and differ in each run.
     with (
         mock.patch.object(socket, "gethostname", return_value="golden"),
         mock.patch.object(os, "getpid", return_value=4242),

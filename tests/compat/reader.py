@@ -1,8 +1,8 @@
-"""A reader written from docs/reference/format.md alone.
+"""Reader written from docs/reference/format.md alone.
 
-It imports nothing of Penstock's, so that what it can read, the page says. It
-reads a location in a folder, whole and without a hold, and favours plainness
-over speed: rows become JSON texts, and a dictionary adds them up.
+It imports no module of Penstock: everything it can read is specified by that page. It
+reads a complete location in a folder, without a hold, and prefers simplicity to speed:
+rows become JSON texts, and a dictionary consolidates them.
 """
 
 import base64
@@ -22,7 +22,7 @@ import xxhash
 END = 2**63 - 1
 
 Decode = Callable[[Any, int], Any]
-"""What a codec's version stored, back as the value."""
+"""Function from a stored value and its codec version to the value."""
 
 BUILT_IN: dict[str, Decode] = {
     "text": lambda stored, _: stored,
@@ -35,7 +35,7 @@ BUILT_IN: dict[str, Decode] = {
 
 
 def shown(data: Any) -> str:
-    """One JSON text for one value: 1, 1.0 and true differ, bytes are base64."""
+    """Return one JSON text per value: 1, 1.0 and true differ, and bytes are base64."""
 
     def plain(value: Any) -> Any:
         if isinstance(value, bytes):
@@ -46,15 +46,15 @@ def shown(data: Any) -> str:
 
 
 class Damaged(Exception):
-    """The location is not what the page says."""
+    """Location that violates the format page."""
 
 
 class Errored(Exception):
-    """The contents are not known as of that time."""
+    """Error span of a collection: its contents are not known as of that time."""
 
 
 class Location:
-    """A storage location in a folder, as of its opening."""
+    """Storage location in a folder, as of its opening."""
 
     def __init__(self, folder: Path, codecs: dict[str, Decode] | None = None) -> None:
         self.folder = folder
@@ -81,7 +81,7 @@ class Location:
         return sorted({c["name"] for c in self.state["collections"].values()})
 
     def as_of(self, name: str, time: int) -> Counter[str]:
-        """Each row of the contents, and how often it is there."""
+        """Return each row of the contents with its multiplicity."""
         collection = self.collection_as_of(name, time)
         if not collection.get("since", 0) <= time < collection.get("upper", 0):
             raise LookupError(f"{name} cannot be read as of {time}")
@@ -92,13 +92,13 @@ class Location:
         return _added_up((row, diff) for row, _, diff in updates)
 
     def changes(self, name: str, lower: int, upper: int) -> Counter[Any]:
-        """Each row and time in [lower, upper), and by how much it changed then."""
+        """Return each row and time in [lower, upper), with its consolidated diff."""
         collection = self.collection(name)
         schema = self._schema_as_of(collection, upper - 1)
         updates = self._updates(collection, lower, upper, schema)
         return _added_up(((row, time), diff) for row, time, diff in updates)
 
-    # Opening.
+    # Open.
 
     def _open(self) -> None:
         floor, _ = self.marks()
@@ -307,7 +307,7 @@ class Location:
             rest.insert(first, output | {"id": self._next_id()})
         collection["batches"] = rest
 
-    # Reading.
+    # Read.
 
     def _schema_as_of(self, collection: dict[str, Any], time: int) -> dict[str, Any]:
         schemas: list[dict[str, Any]] = collection["schemas"]
@@ -354,7 +354,7 @@ class Location:
         written: dict[str, Any],
         schema: dict[str, Any],
     ) -> str:
-        """A row of the schema asked for; keys and values decoded by who wrote them."""
+        """Return a row in the requested schema, decoded by the codec version that wrote it."""
         if schema.get("codecs"):
             values = zip((row["key"], row["value"]), written["codecs"], strict=True)
             return shown([self.codecs[name](stored, version) for stored, (name, version) in values])

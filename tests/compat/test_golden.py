@@ -1,4 +1,4 @@
-"""Locations written by past releases open, hold what they held, and go on."""
+"""Locations of past releases: this release opens, reads and continues them."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ SETTINGS = persist.Settings(background=False, notify="")
 
 @pytest.fixture(params=GOLDEN, ids=lambda folder: folder.name)
 def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[str, Any]]:
-    """A copy of a location, and what it holds."""
+    """Return the URL of a copied location, and its expected contents."""
     shutil.copytree(request.param / "location", tmp_path / "location")
     return f"file:{tmp_path}/location", json.loads((request.param / "expected.json").read_text())
 
@@ -51,37 +51,37 @@ def check(client: persist.Client, expected: dict[str, Any]) -> None:
                 collection.snapshot(time)
 
 
-def test_there_is_a_golden_location():
+def test_golden_locations_cover_every_release():
     assert [folder.name for folder in GOLDEN] == ["v0.1"]
 
 
-def test_a_golden_location_holds_what_it_held(golden):
+def test_golden_location_has_expected_contents(golden):
     url, expected = golden
     with persist.open(url, hold=False, settings=SETTINGS) as client:
         check(client, expected)
 
 
-def test_a_golden_location_is_sound(golden):
+def test_golden_location_verifies_without_damage(golden):
     url, _ = golden
     blob = open_blob(url)
     assert verify(blob).damage == ()
     blob.close()
 
 
-def test_a_golden_location_tells_what_was_left_unsealed(golden):
+def test_golden_location_reports_unsealed_updates(golden):
     url, _ = golden
     with persist.open(url, hold=False, settings=SETTINGS) as client:
         assert client.unsealed() == [persist.Unsealed("words", 1, 12, 13)]
 
 
-def test_a_golden_location_keeps_its_durable_hold(golden):
+def test_golden_location_keeps_its_durable_hold_and_sinces(golden):
     url, _ = golden
     with persist.open(url, settings=SETTINGS) as client:
         hold = client.hold("reporting")
         assert (hold.token, hold.sinces()) == (2, {"orders": 20, "codec-text": 1})
 
 
-def test_a_golden_location_tells_what_a_source_said_of_its_collections(golden):
+def test_golden_location_keeps_begin_error_and_metadata_of_source_collection(golden):
     url, _ = golden
     with persist.open(url, hold=False, settings=SETTINGS) as client:
         visits = client.collection("shop.public.visits")
@@ -101,7 +101,7 @@ def test_a_golden_location_tells_what_a_source_said_of_its_collections(golden):
         assert visits.snapshot(120).arrow().schema.field("at").metadata == LABEL
 
 
-def test_a_golden_location_goes_on(golden):
+def test_golden_location_continues_with_new_writer(golden):
     url, expected = golden
     with persist.open(url, writer="successor", settings=SETTINGS) as client:
         check(client, expected)
@@ -131,8 +131,8 @@ def test_a_golden_location_goes_on(golden):
     blob.close()
 
 
-def test_what_this_release_writes_is_what_is_kept(tmp_path):
-    """The maker still makes it, so that the next release can."""
+def test_golden_generator_output_matches_stored_expectation(tmp_path):
+    """Guard the generator of golden locations: the next release needs it."""
     expected = make(tmp_path / "location")
     kept = json.loads((GOLDEN[-1] / "expected.json").read_text())
     assert expected == kept
