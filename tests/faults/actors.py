@@ -1,16 +1,16 @@
-"""The processes of a history: each does its part and writes down what it saw.
+"""Processes of a history: each plays its role and records its observations.
 
     python -m tests.faults.actors ROLE WHO URL FOLDER [key=value …]
 
-`puppet` obeys one command a line and answers each with a line. `writer`,
-`reader`, `listener` and `holder` act by themselves, from a seed, until they
-are told to stop or their standard input ends. They end with
+`puppet` executes one command per line and answers each with a line. `writer`,
+`reader`, `listener` and `holder` act on their own, from a seed, until a stop
+request or the end of standard input. Their exit statuses are
 
-    0  told to stop, all well        3  fenced
-    4  the outcome of a write is in doubt, so the process stops
+    0  stopped on request, no error        3  fenced
+    4  stopped because the outcome of a write is indeterminate
     5  another id holds the lock
 
-Bugs to plant come in the environment, as PENSTOCK_PLANTED; see `planted.py`.
+PENSTOCK_PLANTED names the bug to plant; see `planted.py`.
 """
 
 import json
@@ -47,7 +47,7 @@ from tests.faults.planted import planted
 
 SOURCE = Path(__file__).parents[2]
 PATIENCE_S = 180
-"""How long a process may take to start or to end on a loaded machine."""
+"""Seconds that a process may take to start or to end on a loaded machine."""
 
 HASTY: dict[str, Any] = {
     "inline_bytes": 1 << 10,
@@ -59,13 +59,13 @@ HASTY: dict[str, Any] = {
     "young_ms": 800,
     "proof_ms": 300,
 }
-"""Settings under which hours pass in a second."""
+"""Settings that compress hours of operation into a second."""
 
 FENCED, IN_DOUBT, REFUSED = 3, 4, 5
 
 
 class Child:
-    """A process of ours, which is ended by its own handle whatever happens."""
+    """Child process, which the parent ends through its handle."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class Child:
             ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            bufsize=0,  # So that what select sees is all there is.
+            bufsize=0,  # Unbuffered: select sees all available output.
             env={
                 **os.environ,
                 "PYTHONPATH": f"{SOURCE / 'src'}:{SOURCE}",
@@ -100,7 +100,7 @@ class Child:
         )
 
     def tell(self, line: str) -> None:
-        """Say something to it, if it still listens."""
+        """Send a line, unless the process has closed its input."""
         assert self.process.stdin is not None
         try:
             self.process.stdin.write(line.encode() + b"\n")
@@ -109,7 +109,7 @@ class Child:
             pass
 
     def hear(self, *, timeout_s: float = PATIENCE_S) -> str:
-        """Its next line; empty once it has ended."""
+        """Return the next line, or an empty string when the process has ended."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         if not ready:
@@ -117,16 +117,16 @@ class Child:
         return self.process.stdout.readline().decode().strip()
 
     def ask(self, line: str, *, timeout_s: float = PATIENCE_S) -> str:
-        """Tell it and hear the answer."""
+        """Send a line and return the answer."""
         self.tell(line)
         return self.hear(timeout_s=timeout_s)
 
     def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
-        """How it ended."""
+        """Wait for the end of the process, and return its exit status."""
         return self.process.wait(timeout_s)
 
     def end(self) -> None:
-        """End it now, if it lives."""
+        """Kill the process if it runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -147,7 +147,7 @@ def main(words: list[str]) -> int:
 
 
 class Mostly(random.Random):
-    """Draws the first, which is that all went well, three times out of four.
+    """Generator that chooses the first item, which means success, three times out of four.
 
     A store that fails most of the time is only slow: backoff takes minutes.
     """
@@ -157,7 +157,7 @@ class Mostly(random.Random):
 
 
 class _Process:
-    """What every role has."""
+    """Context that all roles share."""
 
     def __init__(
         self, recorder: Recorder, url: str, options: dict[str, str], settings: Settings
@@ -184,7 +184,7 @@ class _Process:
         return Client(steady, self.settings, writer=writer, hold=self.options.get("hold") != "no")
 
     def listen_to_parent(self) -> None:
-        """Stop when told, or when the parent is gone."""
+        """Stop on request, or when the parent ends."""
 
         def hear() -> None:
             line = sys.stdin.readline()
@@ -195,7 +195,7 @@ class _Process:
         threading.Thread(target=hear, daemon=True).start()
 
     def pause(self, most_ms: int) -> bool:
-        """Let others go on; whether it is time to stop."""
+        """Wait for a random time, and return whether to stop."""
         return SYSTEM_CLOCK.wait(self.stop, self.chance.randrange(most_ms + 1))
 
 
@@ -204,7 +204,7 @@ def say(line: str) -> None:
 
 
 def made(client: Client, name: str) -> Collection:
-    """The collection, with whatever schema it has come to."""
+    """Return the collection with its current schema, created if it is missing."""
     try:
         return client.collection(name)
     except UsageError:
@@ -219,7 +219,7 @@ def made(client: Client, name: str) -> Collection:
 
 
 def puppet(stage: _Process) -> int:
-    """Obey, and answer each command with what came of it."""
+    """Execute commands, and answer each with its outcome."""
     try:
         scribe = Scribe(stage.recorder, stage.open())
     except LockHeld:
@@ -311,7 +311,7 @@ COMMANDS: dict[str, Callable[..., str | None]] = {
 }
 
 
-# Actors of their own.
+# Autonomous roles.
 
 
 def writer(stage: _Process) -> int:
@@ -342,7 +342,7 @@ def _write_as_one(stage: _Process) -> int:
             stage.recorder.note("fenced", op="", error=str(error))
             outcome = "fenced"
         except UsageError:
-            continue  # Someone else's takeover shows first in what can no longer be found.
+            continue  # A takeover shows first as a collection that does not exist.
         except PenstockError as error:
             stage.recorder.note("stopped", error=repr(error))
             outcome = "doubt"
@@ -369,7 +369,7 @@ def _closed(client: Client) -> None:
 
 
 class Deeds:
-    """Random things for a writer to do."""
+    """Random operations of a writer."""
 
     def __init__(self, scribe: Scribe, chance: random.Random) -> None:
         self._scribe = scribe
@@ -378,7 +378,7 @@ class Deeds:
         self._number = 0
 
     def next(self) -> str:
-        """Do one thing; what came of it."""
+        """Execute one operation, and return its outcome."""
         deed = self._chance.choices(
             [
                 self._append,
@@ -420,7 +420,7 @@ class Deeds:
         each = self._pick()
         at = each.upper + self._chance.randrange(20)
         if not self._chance.randrange(8):
-            at = max(0, each.upper - 1)  # Refused, and changes nothing.
+            at = max(0, each.upper - 1)  # Rejected, changes nothing.
         return self._scribe.write(each, [at, at + self._chance.randrange(3)])
 
     def _seal(self) -> str:
@@ -472,7 +472,7 @@ class Deeds:
 
 
 def _opened(stage: _Process) -> Scribe:
-    """A reader waits until there is something to read."""
+    """Return a scribe as soon as all collections exist."""
     while True:
         try:
             client = stage.open()
@@ -487,7 +487,7 @@ def _opened(stage: _Process) -> Scribe:
 
 
 def reader(stage: _Process) -> int:
-    """Read collections as of random times, again and again."""
+    """Read collections as of random times until stopped."""
     stage.listen_to_parent()
     scribe = _opened(stage)
     say("ready")
@@ -503,7 +503,7 @@ def reader(stage: _Process) -> int:
             _closed(scribe.client)
             scribe = Scribe(stage.recorder, stage.open())
         except UsageError:
-            continue  # Destroyed just now.
+            continue  # The collection was just destroyed.
         except (Corruption, InternalError) as error:
             stage.recorder.note("damaged", error=repr(error), key=getattr(error, "key", ""))
     _closed(scribe.client)
@@ -511,7 +511,7 @@ def reader(stage: _Process) -> int:
 
 
 def listener(stage: _Process) -> int:
-    """Listen from some time on, holding it; at the end, come to where the parent says."""
+    """Listen from since on, with a hold; at the end, reach the upper that the parent sends."""
     stage.listen_to_parent()
     scribe = _opened(stage)
     number = 0
@@ -541,7 +541,7 @@ def listener(stage: _Process) -> int:
                 listening.step(timeout_ms=500)
             listening.ended(expected=expected)
         except (HoldLost, SinceError) as error:
-            # Only one without a hold may be overtaken.
+            # Compaction may overtake only a listener without a hold.
             if isinstance(error, SinceError) and stage.options.get("hold") != "no":
                 stage.recorder.note(
                     "denied", id=each.id, as_of=since, error=f"SinceError: {error}", held=True
@@ -559,7 +559,7 @@ def listener(stage: _Process) -> int:
 
 
 def holder(stage: _Process) -> int:
-    """Own a durable hold, move it now and then, and read what it keeps."""
+    """Own a durable hold, move it from time to time, and read as of its since."""
     stage.listen_to_parent()
     scribe = _opened(stage)
     words = scribe.client.collection("words")
@@ -575,7 +575,7 @@ def holder(stage: _Process) -> int:
             scribe.snapshot(words, at, held=True)
         elif upper > since + 1:
             to = stage.chance.randrange(max(since, at or 0), upper)
-            if at is not None:  # Holding less begins when it is asked for, more when answered.
+            if at is not None:  # A hold shrinks at the request, and grows at the response.
                 stage.recorder.note("held", holder=owner, id=words.id, since=to)
             try:
                 hold.move({"words": to})

@@ -1,13 +1,13 @@
-"""What everybody did and saw, written down as it happened.
+"""History of a test: operations and observations of all processes.
 
-Each process notes events to a file of its own, one JSON object a line, before
-and after each operation; a line is one `write` with O_APPEND, so a `kill -9`
-loses at most what had not happened yet. The machine's boot clock orders the
-lines of all processes.
+Each process appends events to its own file, one JSON object per line, before
+and after each operation. A line is one `write` with O_APPEND: a `kill -9`
+loses only events that had not happened yet. The boot clock of the machine
+orders the lines of all processes.
 
-An *operation* has an intent with updates that nobody else ever writes, and at
-most one outcome. Each share of an operation in a collection holds one update
-whose datum is the operation's name and which is never retracted: its *marker*.
+An *operation* has an intent with unique updates, and at most one outcome.
+Each share of an operation in a collection contains one update whose datum is
+the name of the operation and which is never retracted: its *marker*.
 """
 
 import json
@@ -50,7 +50,7 @@ Row: TypeAlias = tuple[str, int, int]
 
 
 class Recorder:
-    """One process's pen."""
+    """Event writer of one process."""
 
     def __init__(self, who: str, path: Path | None = None) -> None:
         self.who = who
@@ -60,7 +60,7 @@ class Recorder:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def note(self, event: str, **facts: Any) -> None:
-        """Write one event down."""
+        """Record one event."""
         line = {"at": boot_ns(), "who": self.who, "event": event, **facts}
         if self._file is None:
             self.events.append(line)
@@ -73,7 +73,7 @@ def boot_ns() -> int:
 
 
 def read_history(folder: Path) -> list[Event]:
-    """Everything that was noted in files of `folder`, in order."""
+    """Return the events in all files of `folder`, in order."""
     events: list[Event] = [
         json.loads(line)
         for path in sorted(folder.glob("*.jsonl"))
@@ -84,20 +84,20 @@ def read_history(folder: Path) -> list[Event]:
 
 
 def merged(recorders: Iterable[Recorder]) -> list[Event]:
-    """What several pens of one process wrote, in order."""
+    """Return the events of several recorders of one process, in order."""
     events = [event for recorder in recorders for event in recorder.events]
     return sorted(events, key=lambda event: event["at"])
 
 
 class Scribe:
-    """Does things to a location and writes down what was meant and what came of it."""
+    """Client of a location that records the intent and outcome of each operation."""
 
     def __init__(self, recorder: Recorder, client: Client) -> None:
         self.recorder = recorder
         self.client = client
         self._number = 0
         self.last = ""
-        """The operation named last."""
+        """Name of the last operation."""
         self.fenced = False
         self.listeners: list[Listener] = []
         recorder.note("opened", epoch=client.epoch, url=client.url)
@@ -105,7 +105,7 @@ class Scribe:
     def append(
         self, collection: Collection, times: Sequence[int], expected: int, upper: int, **more: Any
     ) -> str:
-        """`compare_and_append` of fresh rows; the outcome's name."""
+        """Call `compare_and_append` with new rows, and return the name of the outcome."""
         op, rows = self._intend("append", {collection: times}, {collection: upper}, **more)
         return self.outcome(
             op,
@@ -115,7 +115,7 @@ class Scribe:
         )
 
     def write(self, collection: Collection, times: Sequence[int], **more: Any) -> str:
-        """`write`, waited for."""
+        """Call `write` and wait for the outcome."""
         op, rows = self._intend("write", {collection: times}, {}, **more)
         return self.outcome(
             op, lambda: collection.write(shaped(collection, rows[collection])).result()
@@ -124,7 +124,7 @@ class Scribe:
     def burst(
         self, collection: Collection, times: Sequence[Sequence[int]], upper: int
     ) -> list[str]:
-        """Several writes and a seal, all called before the first is answered."""
+        """Call several writes and a seal before the first is answered; return the outcomes."""
         called: list[tuple[str, Future[Appended]]] = []
         for at in times:
             op, rows = self._intend("write", {collection: at}, {})
@@ -143,12 +143,12 @@ class Scribe:
             return future
 
     def seal(self, collection: Collection, upper: int) -> str:
-        """`seal`, waited for."""
+        """Call `seal` and wait for the outcome."""
         op, _ = self._intend("seal", {}, {collection: upper})
         return self.outcome(op, lambda: collection.seal(upper).result())
 
     def append_all(self, shares: Sequence[tuple[Collection, Sequence[int], int, int]]) -> str:
-        """One atomic call: for each collection the times to write at, and from where to where."""
+        """Append atomically. A share has a collection, times, expected upper and new upper."""
         op, rows = self._intend(
             "append_all", {s[0]: s[1] for s in shares}, {s[0]: s[3] for s in shares}
         )
@@ -163,7 +163,7 @@ class Scribe:
         )
 
     def destroy(self, collection: Collection) -> str:
-        """Destroy, which is noted by the collection's id."""
+        """Destroy the collection, recorded by its id."""
         op = self._name()
         self.recorder.note("intent", op=op, kind="destroy", destroys=collection.id)
 
@@ -174,7 +174,7 @@ class Scribe:
         return self.outcome(op, done)
 
     def control(self, kind: str, act: Callable[[], object]) -> str:
-        """Anything else that is either done or not and has no rows."""
+        """Execute another operation that has no rows."""
         op = self._name()
         self.recorder.note("intent", op=op, kind=kind)
 
@@ -185,7 +185,7 @@ class Scribe:
         return self.outcome(op, done)
 
     def outcome(self, op: str, act: Callable[[], Appended | UpperMismatch]) -> str:
-        """Do it, and note what came of it."""
+        """Execute the operation, and record its outcome."""
         try:
             answer = act()
         except Fenced as error:
@@ -204,7 +204,7 @@ class Scribe:
         return self._note(op, "acknowledged", answer)
 
     def look(self, collection: Collection) -> tuple[int, int]:
-        """Note and return since and upper as seen here."""
+        """Record and return since and upper as this process sees them."""
         state = collection.state
         self.recorder.note("seen", id=state.id, since=state.since, upper=state.upper)
         return state.since, state.upper
@@ -212,7 +212,7 @@ class Scribe:
     def snapshot(
         self, collection: Collection, as_of: int, *, held: bool = False
     ) -> Snapshot | None:
-        """Read as of a time and note the contents, or why not."""
+        """Read as of a time, and record the contents or the error."""
         try:
             found = collection.snapshot(as_of)
         except (SinceError, NotYetComplete, HoldLost, UsageError) as error:
@@ -233,7 +233,7 @@ class Scribe:
         return found
 
     def listen(self, collection: Collection, as_of: int, name: str) -> "Listening":
-        """Begin to listen, noting all that is given."""
+        """Start a listener that records all received changes."""
         listener = collection.listen(as_of)
         self.listeners.append(listener)
         self.recorder.note("listen", listener=name, id=collection.id, as_of=as_of)
@@ -248,7 +248,7 @@ class Scribe:
         retract: Sequence[str] = (),
         wide: int = 0,
     ) -> tuple[str, dict[Collection, list[Row]]]:
-        """Name the operation and make its rows: at each time one, the first being the marker."""
+        """Name the operation and build its rows: the marker, then a row for each time."""
         op = self._name()
         rows: dict[Collection, list[Row]] = {}
         for collection, at in times.items():
@@ -278,7 +278,7 @@ class Scribe:
 
 
 class Listening:
-    """A listener that notes what it is given."""
+    """Listener that records received changes."""
 
     def __init__(self, recorder: Recorder, listener: Listener, name: str, id: int) -> None:
         self._recorder = recorder
@@ -287,7 +287,7 @@ class Listening:
         self.listener = listener
 
     def step(self, *, timeout_ms: int = 0) -> bool:
-        """Take what has become complete; whether there was anything."""
+        """Receive the changes that are complete, and return whether there were any."""
         changes = self.listener.next_changes(timeout_ms=timeout_ms)
         if changes is None:
             return False
@@ -303,7 +303,7 @@ class Listening:
         return True
 
     def ended(self, *, expected: int) -> None:
-        """Note how far it came, and that it should have come to `expected`."""
+        """Record the frontier of the listener and the expected one."""
         self._recorder.note(
             "ended",
             listener=self._name,
@@ -314,7 +314,7 @@ class Listening:
 
 
 def note_final(recorder: Recorder, client: Client, blob: Blob) -> None:
-    """Note the whole location as a fresh process finds it: contents, unsealed rows, damage."""
+    """Record the state that a new process finds: contents, unsealed rows, damage."""
     found = []
     try:
         for name in client.collections():
@@ -343,7 +343,7 @@ def note_final(recorder: Recorder, client: Client, blob: Blob) -> None:
 
 
 def unsealed_of(client: Client, collection: Collection) -> list[Row]:
-    """The rows at or past upper, which no snapshot shows."""
+    """Return the rows at or beyond upper, which no snapshot contains."""
     reader, state = client.reader, collection.state
     schema = state.schemas[-1]
     table = reader.rows(state, schema, lower=state.upper, upper=2**63 - 1)
@@ -361,14 +361,14 @@ def contents_of(snapshot: Snapshot) -> dict[str, int]:
 
 
 def datum_of(data: Any) -> str:
-    """What tells one row from another: the key of a pair, the column `k` of a row."""
+    """Return the identity of a row: the key of a pair, the column `k` of a row."""
     if isinstance(data, dict):
         return str(data["k"])
     return str(data[0])
 
 
 def shaped(collection: Collection, rows: Sequence[Row]) -> Any:
-    """Rows as the collection takes them."""
+    """Return the rows in the form that the collection accepts."""
     if collection.state.schemas[-1].codecs:
         return [((datum, None), when, diff) for datum, when, diff in rows]
     return [({"k": datum}, when, diff) for datum, when, diff in rows]

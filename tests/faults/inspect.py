@@ -1,4 +1,4 @@
-"""What a fresh process finds in a location when all is over."""
+"""Inspection of a location by a new process at the end of a history."""
 
 from penstock import persist
 from penstock.durable import open_blob
@@ -8,7 +8,7 @@ from tests.faults.history import Event, Recorder, note_final
 
 
 def inspected(url: str) -> list[Event]:
-    """The last events of a history: contents and damage, and whether it opens at all."""
+    """Return the last events of a history: contents and damage, or the failure to open."""
     recorder = Recorder("inspector")
     try:
         with persist.open(url, hold=False) as client:
@@ -19,7 +19,7 @@ def inspected(url: str) -> list[Event]:
 
 
 def litter(url: str) -> list[str]:
-    """Files that nothing links and nothing is about to, once a writer has compacted."""
+    """Return batch files that no collection links, after a writer has compacted."""
     blob = open_blob(url)
     with persist.open(url, hold=False) as client:
         linked = client.state.linked()

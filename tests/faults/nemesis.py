@@ -1,18 +1,18 @@
-"""Writers in turn, readers, listeners and a holder, and somebody who does them harm.
+"""Writers in turn, readers, listeners and a holder, under injected faults.
 
     python -m tests.faults.nemesis --for SECONDS [--seed N] [--store file|power|memory]
 
-`file` is the full thing: real processes on real files, killed with -9 at random
+`file` runs real processes on real files. They are killed with -9 at random
 and at named failpoints, stopped and continued across takeovers that truncate
-the log past them, run two at a time under one id, over a store that loses
+the log past them, and run two at a time under one id, over a store that loses
 requests and answers. `memory` and `power` are executions in one process, where
 the same seed gives the same run: many writers and readers by turns, a store
-that loses requests and answers, writers that lie still for hours, and, for
-`power`, a disk that keeps any part of what was not synced.
+that loses requests and answers, writers that pause for hours, and, for
+`power`, a disk that keeps any part of the data that was not synced.
 
-Everything is written down (`history.py`) and judged (`validator.py`). It runs
-rounds until the time is over, prints the seed of each, and ends with status 1
-and the history's folder at the first round that breaks a promise.
+All events are recorded (`history.py`) and checked (`validator.py`). The nemesis
+runs rounds until the time is over, prints the seed of each, and ends with status 1
+and the folder of the history at the first round that breaks an invariant.
 """
 
 import random
@@ -48,7 +48,7 @@ STORES = ("file", "power", "memory")
 
 @dataclass
 class Round:
-    """One location and everybody on it, for some seconds."""
+    """One location with all its processes, for some seconds."""
 
     url: str
     folder: Path
@@ -58,7 +58,7 @@ class Round:
     number: int = 0
 
     def play(self, seconds: float) -> None:
-        """Harm people until the time is over, then let everyone finish."""
+        """Inject faults until the time is over, then let all processes finish."""
         deadline = SYSTEM_CLOCK.boot_ms() + int(seconds * 1_000)
         writer = self._writer(peaceful=True)
         bystanders = [self._bystander(i) for i in range(4)]
@@ -94,7 +94,7 @@ class Round:
         return self._writer()
 
     def _tripped(self, writer: Child) -> Child:
-        """The next writer dies, fails or stops at a named point."""
+        """Kill the writer; its successor dies, fails or stops at a named failpoint."""
         self._kill(writer)
         point = self.chance.choice([*Failpoint])
         action = self.chance.choice([Action.KILL, Action.KILL, Action.ERROR, Action.STOP])
@@ -105,13 +105,13 @@ class Round:
             return tripped
         successor = self._writer()
         self._wait(self.chance.randrange(100, 1_500))
-        # Should it have stopped itself, it now wakes behind its successor.
+        # A writer that stopped itself now resumes behind its successor.
         self._signal(tripped, signal.SIGCONT)
         self._ended(tripped)
         return successor
 
     def _stopped(self, writer: Child) -> Child:
-        """A writer sleeps while its successor runs, rolls up and truncates past it."""
+        """Stop a writer while its successor runs, rolls up and truncates past it."""
         self._signal(writer, signal.SIGSTOP)
         successor = self._writer(peaceful=True)
         self._wait(self.chance.choice([100, 1_200, 2_500]))
@@ -145,7 +145,7 @@ class Round:
         return writer
 
     def _released(self, writer: Child) -> Child:
-        """An operator gives up the lock of a writer that is not dead at all."""
+        """Release the lock of a live writer, as an operator can."""
         persist.release(self.url)
         self._ended(writer)
         return self._writer()
@@ -209,9 +209,9 @@ class Round:
         child.wait()
 
     def _ended(self, child: Child) -> None:
-        """It has met its successor, or its fault, and ends by itself."""
+        """Wait for the end of a process that met its successor or its fault."""
         with suppress(ProcessLookupError):
-            child.process.send_signal(signal.SIGCONT)  # It may have been tripped to stop.
+            child.process.send_signal(signal.SIGCONT)  # A failpoint may have stopped the process.
         status = child.wait()
         self.recorder.note("exit", of=child.who, status=status)
         well = (0, FENCED, IN_DOUBT, -signal.SIGKILL)
@@ -232,7 +232,7 @@ class Round:
 def play_processes(
     seed: int, seconds: float, folder: Path, *, tally: Tally | None = None
 ) -> list[Violation]:
-    """A round of real processes; what it broke."""
+    """Run a round of real processes, and return its violations."""
     history = folder / "history"
     history.mkdir(parents=True)
     url = f"file:{folder / 'data'}"
@@ -249,7 +249,7 @@ def play_processes(
 
 
 class Simulation:
-    """Writers and readers by turns, on a stage."""
+    """Writers and readers in turns, on a stage."""
 
     def __init__(self, seed: int, *, power: bool) -> None:
         self.chance = random.Random(seed)
@@ -276,7 +276,7 @@ class Simulation:
         self.readers: list[tuple[Actor, Listening | None]] = []
 
     def play(self, turns: int) -> list[Event]:
-        """Take turns; then look at what is left."""
+        """Run turns, and return the history with the final state."""
         actor, deeds = self._writer()
         for _ in range(turns):
             match self.chance.choices(range(8), [60, 10, 12, 3, 3, 3, 2, 1])[0]:
@@ -310,7 +310,7 @@ class Simulation:
         last.scribe.seal(words, words.upper + 1)
         for _, listening in self.readers:
             if listening is not None:
-                with suppress(UsageError):  # Compaction may overtake one without a hold.
+                with suppress(UsageError):  # Compaction may overtake a listener without a hold.
                     while listening.step():
                         pass
                     listening.ended(expected=words.upper)
@@ -325,7 +325,7 @@ class Simulation:
         return actor, WritersDeeds(actor.scribe, self.chance)
 
     def _deed(self, actor: Actor, deeds: WritersDeeds) -> bool:
-        """Whether the writer may go on."""
+        """Run one operation, and return whether the writer may continue."""
         try:
             outcome = deeds.next()
         except Fenced as error:
@@ -367,7 +367,7 @@ class Simulation:
         return actor.client.collection(self.chance.choice(actor.client.collections() or ["words"]))
 
     def _cut(self) -> None:
-        """The power fails for everybody, and any part of what was not synced is left."""
+        """Cut the power for all processes; any part of the unsynced data remains."""
         for actor in self.stage.actors:
             actor.cut_off()
         self.stage.actors.clear()
@@ -380,7 +380,7 @@ class Simulation:
 def play_simulation(
     seed: int, *, power: bool, turns: int = 150, tally: Tally | None = None
 ) -> list[Violation]:
-    """A round in one process; what it broke."""
+    """Run a round in one process, and return its violations."""
     simulation = Simulation(seed, power=power)
     try:
         return _judged(simulation.play(turns), tally)
@@ -392,7 +392,7 @@ def play_simulation(
 
 
 def _judged(events: list[Event], tally: Tally | None) -> list[Violation]:
-    """The violations in a history, whose faults and observations are counted."""
+    """Count the faults and observations of a history, and return its violations."""
     if tally is not None:
         for event in events:
             _count(event, tally)

@@ -1,10 +1,10 @@
-"""Bugs to plant, by name, so that the checker can show that it checks.
+"""Bugs to plant, by name, which prove that the checker detects them.
 
     with planted("no_floor_check"): …
 
-or, for a child process, the environment variable PENSTOCK_PLANTED, which only
-`tests/faults/actors.py` reads. Each is what a reasonable person might have
-written; the row is that of the table of invariants.
+A child process reads the name from the environment variable PENSTOCK_PLANTED,
+in `tests/faults/actors.py` only. Each bug is a plausible mistake. The row is
+that of the table of invariants.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -44,7 +44,7 @@ from penstock.persist.state import (
 )
 
 BUGS: dict[str, Callable[[], Any]] = {}
-"""What the bug does, as a context manager."""
+"""Context managers that plant the bugs, by name."""
 
 
 def _bug(plant: Callable[[], Any]) -> Callable[[], Any]:
@@ -54,7 +54,7 @@ def _bug(plant: Callable[[], Any]) -> Callable[[], Any]:
 
 @contextmanager
 def planted(name: str | None) -> Iterator[None]:
-    """With the bug of that name, or with none."""
+    """Plant the bug of that name, or none."""
     if name is None:
         yield
     else:
@@ -64,19 +64,19 @@ def planted(name: str | None) -> Iterator[None]:
 
 @_bug
 def no_floor_check() -> Any:
-    """Row 1: a creation counts, however long the writer slept before it."""
+    """Row 1: a create counts, however long the writer was paused before it."""
     return mock.patch.object(Log, "marks", return_value=Marks(0, 0))
 
 
 @_bug
 def sweep_by_age() -> Any:
-    """Row 2: files that nothing links are old enough to go."""
+    """Row 2: every file that no collection links counts as old enough to delete."""
 
     def sweep(self: Collector, staging: str | None = None) -> int:
         listed = [each.key for each in self.blob.list(BATCHES)]
         state = self._machine.refresh(thorough=True)
         for key in listed:
-            # Not a proof, the lack of which tasks would notice before any harm is done.
+            # Keep shared-storage checks: tasks would notice a missing one before any damage.
             row_file = key.endswith(".parquet")
             if row_file and key not in state.linked() and key not in state.garbage:
                 self.blob.delete(key)
@@ -87,7 +87,7 @@ def sweep_by_age() -> Any:
 
 @_bug
 def sweep_reads_state_first() -> Any:
-    """Row 2: the state is read, then the files are listed."""
+    """Row 2: the sweep reads the state before it lists the files."""
 
     def sweep(self: Collector, staging: str | None = None) -> int:
         state = self._machine.refresh(thorough=True)
@@ -102,7 +102,7 @@ def sweep_reads_state_first() -> Any:
 
 @_bug
 def missing_means_failed() -> Any:
-    """Row 3: after a lost answer, "not there" is taken for "not written"."""
+    """Row 3: after a lost answer, a missing key counts as not written."""
 
     def create(self: RetryingBlob, key: str, data: bytes) -> bool:
         try:
@@ -118,7 +118,7 @@ def missing_means_failed() -> Any:
 @_bug
 @contextmanager
 def new_bytes_on_retry() -> Iterator[None]:
-    """Row 3: an attempt in doubt is made again from the start, under a new token."""
+    """Row 3: an indeterminate attempt starts again under a new token."""
     commit = Machine.commit
 
     def impatient(self: RetryingBlob, key: str, data: bytes) -> bool:
@@ -162,7 +162,7 @@ def no_void_rule() -> Iterator[None]:
 @_bug
 @contextmanager
 def rollup_points_at_entries() -> Iterator[None]:
-    """Row 5: a rollup names the entry that holds an inline batch instead of the batch."""
+    """Row 5: a rollup names the entry that contains an inline batch instead of the batch."""
     read_part = Batches._part
 
     def encode(state: State) -> bytes:
@@ -212,7 +212,7 @@ def _found_in_log(blob: Blob, digest: bytes) -> bytes:
 @_bug
 @contextmanager
 def wait_on_missing() -> Iterator[None]:
-    """Row 6: a listener takes a missing entry for one that is not written yet."""
+    """Row 6: a listener treats a missing entry as not written yet."""
     with (
         mock.patch.object(Log, "marks", return_value=Marks(0, 0)),
         mock.patch.object(Machine, "_check_end"),
@@ -223,7 +223,7 @@ def wait_on_missing() -> Iterator[None]:
 @_bug
 @contextmanager
 def listener_holds_at_frontier() -> Iterator[None]:
-    """Row 6: a listener lets since come up to its frontier, where merging brings old rows."""
+    """Row 6: a listener lets since reach its frontier, where a merge advances old rows."""
 
     def changes(self: Listener, collection: CollectionState) -> Changes:
         lower, upper = self._frontier, collection.upper
@@ -247,7 +247,7 @@ def listener_holds_at_frontier() -> Iterator[None]:
 @_bug
 @contextmanager
 def merge_past_the_listener() -> Iterator[None]:
-    """Row 6: merging brings times up to upper, whatever anybody still has to be given."""
+    """Row 6: a merge advances times to upper, beyond the frontiers of listeners."""
     merge = Merger.merge
 
     def eager(self: Merger, collection: Any, inputs: Any, *, since: int) -> Any:
@@ -260,7 +260,7 @@ def merge_past_the_listener() -> Iterator[None]:
 @_bug
 @contextmanager
 def holds_looked_at_before_announcing() -> Iterator[None]:
-    """Row 7: the writer looks at holds once and then goes on, wherever its entries land."""
+    """Row 7: the writer reads the holds once, before its entries are in the log."""
     settle, needs = Collector.settle, Collector._needs
 
     def early(self: Collector) -> None:
@@ -274,7 +274,7 @@ def holds_looked_at_before_announcing() -> Iterator[None]:
 
 @_bug
 def renumber_without_looking() -> Any:
-    """Row 7: an entry that lost its number is written again, as it was, under the next one."""
+    """Row 7: an entry that lost its number is written unchanged under the next number."""
 
     def commit(self: Machine, plan: Any) -> tuple[State, State]:
         assert self._epoch is not None
@@ -293,7 +293,7 @@ def renumber_without_looking() -> Any:
 
 @_bug
 def expire_by_readers_clock() -> Any:
-    """Row 7: a lease is over when the time its owner wrote into it is long ago."""
+    """Row 7: a lease expires by the time that its owner wrote into it."""
 
     def expire(self: Collector) -> None:
         now_ms = self._settings.clock.now_ms()
@@ -315,7 +315,7 @@ def expire_by_readers_clock() -> Any:
 
 @_bug
 def claims_are_not_kept() -> Any:
-    """Row 7: readers in the writer's process are forgotten when since moves."""
+    """Row 7: a move of since ignores readers in the process of the writer."""
     return mock.patch.object(LocalClaims, "needs", return_value=({}, 2**63 - 1))
 
 
@@ -328,5 +328,5 @@ def reader_does_not_settle() -> Any:
 @_bug
 @contextmanager
 def retake_after_fenced() -> Iterator[None]:
-    """Row 28: a fenced process takes the lock back. What does it is in `actors.py`."""
+    """Row 28: a fenced process takes the lock back. `actors.py` implements it."""
     yield

@@ -1,8 +1,8 @@
-"""A stage for executions that are told step by step, in one process.
+"""Stage for step-by-step executions in one process.
 
-Clients stand for processes: each has its own view of one store and may be cut
-off at any moment, after which nothing it does reaches the store. Time passes
-only when it is told to, or by waiting for it.
+Clients represent processes. Each has its own view of one store and can be cut
+off at any time; after that, none of its calls reaches the store. Time passes
+only when the test advances it, or by waits on it.
 """
 
 import random
@@ -26,7 +26,7 @@ HOUR_MS = 60 * 60_000
 
 
 class ManualClock:
-    """Time as told; waiting is over at once and takes as long as it says."""
+    """Manual clock: a wait returns at once and advances the time by its timeout."""
 
     def __init__(self, now_ms: int = 10 * HOUR_MS) -> None:
         self._now_ms = now_ms
@@ -48,7 +48,7 @@ class ManualClock:
 
 
 class SlowClock(ManualClock):
-    """The same time on another machine, whose calendar is `behind_ms` behind."""
+    """Clock of another machine, whose calendar is `behind_ms` behind."""
 
     def __init__(self, other: ManualClock, behind_ms: int) -> None:
         self._other = other
@@ -65,12 +65,12 @@ class SlowClock(ManualClock):
 
 
 class HookBlob:
-    """A `Blob` that tells of each call before it is made, and can be cut off."""
+    """`Blob` that calls a hook around each call, and can be cut off."""
 
     def __init__(self, inner: Blob) -> None:
         self.inner = inner
         self.before: Callable[[str, str, bytes], None] | None = None
-        """Told verb, key and bytes. While it runs it is not told of what it does itself."""
+        """Hook, called with operation, key and bytes. It is disarmed while it runs."""
 
         self.after: Callable[[str, str, bytes], None] | None = None
         self.dead = False
@@ -117,12 +117,12 @@ class HookBlob:
         return answer
 
     def _run(self, hook: Callable[..., object], verb: str, key: str, data: bytes) -> bool:
-        """Whether the hook has done its work and is not to be told again."""
+        """Return whether the hook is finished and must not run again."""
         return bool(hook(verb, key, data))
 
 
 def once(verb: str, prefix: str, deed: Callable[[bytes], object]) -> Callable[..., bool]:
-    """A hook that does `deed` at the first call of `verb` on a key with `prefix`, then no more."""
+    """Return a hook that runs `deed` once, at the first `verb` on a key with `prefix`."""
 
     def hook(told: str, key: str, data: bytes) -> bool:
         if told != verb or not key.startswith(prefix):
@@ -135,7 +135,7 @@ def once(verb: str, prefix: str, deed: Callable[[bytes], object]) -> Callable[..
 
 @dataclass
 class Actor:
-    """One client, standing for a process."""
+    """Client that represents a process."""
 
     scribe: Scribe
     blob: HookBlob
@@ -161,7 +161,7 @@ class Actor:
         self.upkeep._collector.truncate()
 
     def cut_off(self) -> None:
-        """From now on nothing this process does reaches the store, as after `kill -9`."""
+        """Prevent all further calls from reaching the store, as `kill -9` does."""
         with suppress(PenstockError):
             for listener in self.scribe.listeners:
                 listener.close()
@@ -173,7 +173,7 @@ class Actor:
 
 @dataclass
 class Stage:
-    """A store, and everybody who works on it."""
+    """Store with all its clients."""
 
     store: Callable[[ManualClock], Blob]
     settings: Settings = field(
@@ -201,7 +201,7 @@ class Stage:
         inner: Blob | None = None,
         **settings: Any,
     ) -> Actor:
-        """A new process opens the location."""
+        """Open the location as a new process."""
         clock = clock or self.clock
         blob = HookBlob(inner or self.store(clock))
         self.seed += 1
@@ -215,7 +215,7 @@ class Stage:
         return actor
 
     def history(self, *, final: bool = True) -> list[Event]:
-        """Everything that was noted, with what a fresh reader finds at the end."""
+        """Return all recorded events, with the state that a new reader finds at the end."""
         if final:
             recorder = Recorder("inspector")
             self.recorders.append(recorder)
@@ -234,7 +234,7 @@ class Stage:
 
 @contextmanager
 def on(stage: Stage) -> Iterator[Stage]:
-    """A stage that is cleared at the end."""
+    """Yield a stage that is closed at the end."""
     try:
         yield stage
     finally:

@@ -1,8 +1,8 @@
-"""Every failpoint is tripped, by a real `kill -9` there and by an error there.
+"""A `kill -9` and an error at every failpoint.
 
-A child works through a script that passes all of them. Wherever it dies or
-fails, the location opens again, holds all that was acknowledged and the rest
-wholly or not at all, takes new work, and keeps no litter.
+A child executes a script that hits all of them. After the fault, the location
+opens again, contains all acknowledged operations and every other operation
+completely or not at all, accepts new work, and has no leftover files.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.faults.inspect import inspected, litter
 from tests.faults.validator import violations
 
 QUICK: dict[str, Any] = {**HASTY, "young_ms": 1, "proof_ms": 0, "lease_ms": 50, "background": False}
-"""Entries are old at once and nothing happens by itself."""
+"""Settings under which entries are old at once and no work runs in the background."""
 
 WRITING = ["append", "append words 100", "write", "seal", "all", "allow"] + 3 * [
     "append words 100",
@@ -43,7 +43,7 @@ SOURCES = {
     Failpoint.TICK_DONE,
     Failpoint.CONFIRM_DONE,
 }
-"""Tripped in tests/ingest, where a source passes them."""
+"""Failpoints of a source, hit in tests/ingest."""
 
 MATERIALIZATIONS = {
     Failpoint.APPLY_DONE,
@@ -53,7 +53,7 @@ MATERIALIZATIONS = {
     Failpoint.RECOVERY_DONE,
     Failpoint.ACKNOWLEDGE_DONE,
 }
-"""Tripped in tests/materialize, where a transaction passes them."""
+"""Failpoints of a transaction, hit in tests/materialize."""
 
 DROPS = {
     Failpoint.SLOT_DROPPED,
@@ -61,20 +61,20 @@ DROPS = {
     Failpoint.HOLD_DROPPED,
     Failpoint.DROP_DONE,
 }
-"""Tripped in tests/engine, where what is dropped passes them."""
+"""Failpoints of a drop, hit in tests/engine."""
 
 NAMES = {Failpoint.NAMES_TAKEN}
-"""Hit in tests/engine/test_names.py, where a task takes its names."""
+"""Failpoint of a task that takes its names, hit in tests/engine/test_names.py."""
 
 ELSEWHERE = SOURCES | MATERIALIZATIONS | DROPS | NAMES
 
-# An entry's number, so that more than the opening has happened.
+# Entry numbers beyond the opening of the location.
 LATER = {Failpoint.LOG_CREATE_BEGIN: 6, Failpoint.LOG_CREATE_DONE: 6}
 
 
 @pytest.mark.parametrize("action", [Action.KILL, Action.ERROR])
 @pytest.mark.parametrize("point", [point for point in Failpoint if point not in ELSEWHERE])
-def test_nothing_is_lost_or_doubled_or_left_behind(
+def test_fault_at_failpoint_loses_duplicates_and_leaks_nothing(
     tmp_path: Path, point: Failpoint, action: Action
 ) -> None:
     url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
@@ -115,19 +115,19 @@ def test_nothing_is_lost_or_doubled_or_left_behind(
 @pytest.mark.parametrize(
     ("point", "happened"), [(Failpoint.LOG_CREATE_BEGIN, False), (Failpoint.LOG_CREATE_DONE, True)]
 )
-def test_an_append_without_an_answer_is_wholly_there_or_not_at_all(
+def test_append_all_with_fault_at_log_create_is_atomic(
     tmp_path: Path, point: Failpoint, happened: bool, action: Action
 ) -> None:
     url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
     folder.mkdir()
     work(url, folder, "before", ["all"])
-    # The first entry takes the epoch, the second is the append to both collections.
+    # The first entry takes the epoch, the second appends to both collections.
     child = Child("puppet", "w", url, folder, writer="a", failpoints=f"{point}={action}@2")
     try:
         assert child.hear() == "ready"
         assert child.ask("all") == ("" if action is Action.KILL else "doubt")
         if action is Action.ERROR:
-            assert child.ask("append") == "doubt"  # A writer in doubt takes no more work.
+            assert child.ask("append") == "doubt"  # It accepts no more work.
     finally:
         child.end()
     with persist.open(url, hold=False) as client:
@@ -138,7 +138,7 @@ def test_an_append_without_an_answer_is_wholly_there_or_not_at_all(
 
 
 def sweep(url: str, folder: Path) -> None:
-    """Let a dead reader's lease run out before the writer's eyes, then compact."""
+    """Let the lease of a dead reader expire while the writer observes it, then compact."""
     clock = ManualClock()
     settings = Settings(**QUICK, clock=clock)
     with persist.open(url, writer="a", settings=settings) as client:
@@ -152,7 +152,7 @@ def sweep(url: str, folder: Path) -> None:
 def work(
     url: str, folder: Path, who: str, commands: list[str], *, writer: str | None = "a"
 ) -> None:
-    """Do all of `commands` in this process, and see each succeed."""
+    """Execute all `commands` in this process, and assert that each succeeds."""
     recorder = Recorder(who, folder / f"{who}.jsonl")
     settings = Settings(**QUICK)
     with persist.open(url, writer=writer, settings=settings) as client:

@@ -1,4 +1,4 @@
-"""A writer killed in the middle leaves whole objects and litter, and the litter is swept."""
+"""A killed writer leaves complete objects and temporary files, which are swept."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from tests.durable.children import contents_of, line_of, names_in, started
 from tests.durable.eager_clock import EagerClock
 
 
-def test_what_a_killed_writer_acknowledged_is_there_and_whole(tmp_path: Path) -> None:
+def test_killed_file_writer_leaves_all_acknowledged_objects_complete(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/store"
     for target in (1, 7, 30):
         child = started("write", url, "1000000")
@@ -21,7 +21,7 @@ def test_what_a_killed_writer_acknowledged_is_there_and_whole(tmp_path: Path) ->
             if word == "acknowledged":
                 acknowledged.add(int(rest))
         child.kill()
-        # SUBTLE: not `communicate`, which passes over what was read ahead of the last line.
+        # SUBTLE: not `communicate`, which skips output that was read ahead of the last line.
         said = child.stdout.read()
         child.communicate()
         acknowledged |= {
@@ -38,7 +38,7 @@ def test_what_a_killed_writer_acknowledged_is_there_and_whole(tmp_path: Path) ->
         blob.close()
 
 
-def test_litter_of_a_dead_writer_is_swept_and_that_of_a_living_one_is_not(tmp_path: Path) -> None:
+def test_file_sweep_deletes_temporary_files_of_dead_writers_only(tmp_path: Path) -> None:
     child = started("write", f"file:{tmp_path}", "0")
     assert line_of(child.stdout) == "ready"
     living = _name_of(child.pid)
@@ -60,13 +60,13 @@ def test_litter_of_a_dead_writer_is_swept_and_that_of_a_living_one_is_not(tmp_pa
 
 
 def _name_of(pid: int) -> str:
-    """A temporary name as process `pid` of this boot would give it."""
+    """Return a temporary name as process `pid` of this boot would create it."""
     boot = new_name().split("~")[0]
     birth = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     return f"{boot}~{pid}~{birth}~99"
 
 
-def test_a_stopped_writer_keeps_its_file_and_goes_on(tmp_path: Path) -> None:
+def test_stopped_file_writer_keeps_its_temporary_file_and_resumes(tmp_path: Path) -> None:
     child = started("write", f"file:{tmp_path}", "1000000")
     while not line_of(child.stdout).startswith("acknowledged"):
         pass

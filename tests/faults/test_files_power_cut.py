@@ -1,4 +1,4 @@
-"""After a power cut, what was acknowledged is there and nothing is there in part (hazard A5)."""
+"""After a power cut, acknowledged objects exist and no object is partial (hazard A5)."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -24,13 +24,13 @@ writes = st.lists(
 
 @dataclass
 class Promises:
-    """What a checker may hold a disk to."""
+    """Contents that a disk may and must have after a power cut."""
 
     written: dict[str, set[bytes]] = field(default_factory=dict)
-    """Everything ever tried, by key."""
+    """All attempted writes, by key."""
 
     promised: dict[str, set[bytes]] = field(default_factory=dict)
-    """What was acknowledged and whatever was tried after it, by key."""
+    """The acknowledged write and all later attempts, by key."""
 
     def write(self, blob: FileBlob, verb: str, key: str, data: bytes) -> None:
         self.written.setdefault(key, set()).add(data)
@@ -42,7 +42,7 @@ class Promises:
             self.promised[key] = {data}
 
     def broken(self, found: FileBlob) -> str:
-        """How a disk that was found breaks them; empty if it does not."""
+        """Return how the disk breaks the promises; empty if it keeps them."""
         for listed in found.list(""):
             if found.get(listed.key) not in self.written.get(listed.key, ()):
                 return f"{listed.key} is there in part"
@@ -60,7 +60,7 @@ def run(
     failing_sync: int | None,
     over: Callable[[Disk], Disk] = lambda disk: disk,
 ) -> str:
-    """Run a program until it ends or the power does; how the promises were broken."""
+    """Run a program until its end or the power cut; return how the promises are broken."""
     disk = PowerCutDisk(
         cut_before=cut_before, failing_syncs=() if failing_sync is None else (failing_sync,)
     )
@@ -70,18 +70,18 @@ def run(
         for number, (verb, key) in enumerate(program):
             promises.write(blob, verb, key, f"{number} {verb} {key}".encode() * 3)
     except (PowerCut, StoreError):
-        pass  # A writer that lost a sync stops.
+        pass  # A writer stops at a failed sync.
     return promises.broken(FileBlob(ROOT, disk=disk.after_power_cut(random.Random(seed))))
 
 
-@settings(deadline=None)  # Two cores, shared.
+@settings(deadline=None)  # CI machines have two shared cores.
 @given(
     program=writes,
     seed=st.integers(0, 2**32),
     cut_before=st.none() | st.integers(0, 60),
     failing_sync=st.none() | st.integers(0, 30),
 )
-def test_what_was_acknowledged_is_whole_after_a_power_cut(
+def test_file_power_cut_keeps_acknowledged_objects_complete(
     program: list[tuple[str, str]], seed: int, cut_before: int | None, failing_sync: int | None
 ) -> None:
     assert run(program, seed, cut_before=cut_before, failing_sync=failing_sync) == ""
@@ -102,11 +102,11 @@ def outcomes(bug: PlantedBug) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("bug", list(PlantedBug))
-def test_the_checker_catches_a_planted_bug(bug: PlantedBug) -> None:
+def test_power_cut_checker_detects_planted_disk_bug(bug: PlantedBug) -> None:
     assert any(outcomes(bug))
 
 
-def test_a_batch_is_synced_before_the_entry_that_links_it() -> None:
+def test_file_power_cut_leaves_no_entry_linking_an_unsynced_batch() -> None:
     def half_linked(disk: PowerCutDisk, over: Disk, seed: int) -> bool:
         try:
             blob = FileBlob(ROOT, disk=over)
@@ -128,7 +128,7 @@ def test_a_batch_is_synced_before_the_entry_that_links_it() -> None:
 
 
 def visible_and_unsynced() -> PowerCutDisk:
-    """A disk on which a writer in another process has linked entry 1 and no more."""
+    """Return a disk on which another writer has linked entry 1 without a sync."""
     whole = PowerCutDisk()
     _two_entries(whole)
     at_link = max(number for number, step in enumerate(whole.steps) if step.deed == "link")
@@ -145,7 +145,7 @@ def _two_entries(disk: PowerCutDisk) -> None:
     log.create(1, b"one")
 
 
-def test_an_entry_that_a_reader_has_settled_survives() -> None:
+def test_log_entry_settled_by_reader_survives_power_cut() -> None:
     disk = visible_and_unsynced()
     assert Log(FileBlob(ROOT, disk=disk)).read(1) == b"one"
     for seed in range(30):
@@ -153,7 +153,7 @@ def test_an_entry_that_a_reader_has_settled_survives() -> None:
         assert Log(found).read(1) == b"one"
 
 
-def test_an_entry_that_a_reader_has_merely_seen_may_be_gone() -> None:
+def test_log_entry_read_without_settle_may_be_lost_by_power_cut() -> None:
     disk = visible_and_unsynced()
     assert FileBlob(ROOT, disk=disk).get(entry_key(1)) == b"one"
     found = {
@@ -163,7 +163,7 @@ def test_an_entry_that_a_reader_has_merely_seen_may_be_gone() -> None:
     assert found == {b"one", None}
 
 
-def test_a_create_does_its_steps_in_order_and_no_others() -> None:
+def test_file_create_executes_write_sync_link_sync_unlink_in_order() -> None:
     disk = PowerCutDisk()
     blob = FileBlob(ROOT, disk=disk)
     blob.create("log/0", b"")
@@ -180,7 +180,7 @@ def test_a_create_does_its_steps_in_order_and_no_others() -> None:
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_after_a_failed_sync_nothing_is_written_or_synced_again(number: int) -> None:
+def test_file_blob_after_failed_sync_rejects_all_writes_without_disk_calls(number: int) -> None:
     disk = PowerCutDisk(failing_syncs=[number])
     blob = FileBlob(ROOT, disk=disk)
     with pytest.raises(DurabilityLost):
@@ -203,7 +203,7 @@ def _create_all(blob: FileBlob, keys: list[str]) -> None:
         blob.create(key, b"x")
 
 
-def test_a_failed_sync_while_settling_is_final_too() -> None:
+def test_file_settle_with_failed_sync_raises_durability_lost_permanently() -> None:
     disk = PowerCutDisk()
     FileBlob(ROOT, disk=disk).create("log/0", b"")
     syncs = sum(step.deed.startswith("sync") for step in disk.steps)

@@ -1,4 +1,4 @@
-"""The real system calls fail, or are the last thing a process does (by strace)."""
+"""Real system calls fail, or kill the process, under strace."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ COUNT = 4
 
 
 def lines_of(strace: str, url: str, *, inject: str) -> tuple[list[str], int]:
-    """What the child said while `inject` was in force, and its exit status."""
+    """Return the output and the exit status of a child under `inject`."""
     calls = inject.partition(":")[0]
     before = (
         strace,
@@ -33,9 +33,9 @@ def lines_of(strace: str, url: str, *, inject: str) -> tuple[list[str], int]:
 
 
 # The first create makes and syncs folders, up to the root of the file system;
-# the later ones sync a file and a folder each.
+# each later create syncs a file and a folder.
 @pytest.mark.parametrize("when", [1, 2, 3, 5, 8, 9, 10, 11])
-def test_a_failed_fsync_is_never_acknowledged_and_ends_all_writing(
+def test_file_create_with_failed_fsync_is_not_acknowledged_and_ends_all_writes(
     strace: str, tmp_path: Path, when: int
 ) -> None:
     said, _ = lines_of(
@@ -56,7 +56,7 @@ def test_a_failed_fsync_is_never_acknowledged_and_ends_all_writing(
 
 
 @pytest.mark.parametrize("when", [1, 2, 3])
-def test_a_writer_killed_at_its_link_leaves_the_entry_absent_or_whole(
+def test_file_writer_killed_at_link_leaves_object_absent_or_complete(
     strace: str, tmp_path: Path, when: int
 ) -> None:
     url = f"file:{tmp_path}/s"

@@ -1,11 +1,11 @@
-"""Executions of the hazards, part A, that the planted bugs do not tell already.
+"""Executions of the hazards, part A, that the tests of planted bugs do not cover.
 
 A1  test_planted_bugs, test_stopped, and below: readers and takeovers
 A2  test_planted_bugs: sweeps
 A3  test_planted_bugs: lost answers, late entries, and below: a lost takeover
 A4  test_planted_bugs: a listener, and below: a snapshot
 A5  test_planted_bugs: power cuts, a reader that settles
-A6  test_planted_bugs: holds, and below: holds that are being replaced or ran out
+A6  test_planted_bugs: holds, and below: holds that are replaced or expired
 A7  test_two_writers
 A8  below
 """
@@ -21,7 +21,7 @@ from tests.faults.validator import violations
 
 
 def run_past(stage: Stage, *, compact: bool = False) -> Actor:
-    """A successor takes over, writes, rolls up and truncates the log to its very end."""
+    """Let a successor take over, write, roll up and truncate the log to its head."""
     second = stage.enter("successor", writer="a")
     words = second.words()
     upper = words.upper
@@ -47,7 +47,7 @@ def judged(stage: Stage) -> None:
 
 
 @pytest.mark.parametrize("asleep", ["before it looks", "while it looks"])
-def test_a_stale_reader_does_not_believe_an_entry_made_at_a_truncated_number(asleep: str) -> None:
+def test_stale_reader_ignores_void_entry_created_at_truncated_number(asleep: str) -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -58,7 +58,7 @@ def test_a_stale_reader_does_not_believe_an_entry_made_at_a_truncated_number(asl
         head = reader.client.state.seqno
 
         def sleep(_: bytes) -> None:
-            """Both sleep. The writer wakes first, and leaves a void entry before the reader."""
+            """Pause both. The writer resumes first and creates a void entry before the reader."""
             successor = run_past(stage)
             assert Log(successor.blob).marks().floor > head
             assert first.scribe.append(words, [2], 2, 3) == "fenced"
@@ -74,7 +74,7 @@ def test_a_stale_reader_does_not_believe_an_entry_made_at_a_truncated_number(asl
         judged(stage)
 
 
-def test_a_void_entry_below_the_floor_is_swept() -> None:
+def test_truncate_sweeps_void_entry_below_floor() -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -95,8 +95,8 @@ def test_a_void_entry_below_the_floor_is_swept() -> None:
 # A3.
 
 
-def test_a_takeover_whose_answer_comes_after_its_successors_does_not_get_their_epoch() -> None:
-    """Our epoch began, unheard; others came after it and truncated. We are fenced, not they."""
+def test_takeover_with_late_answer_is_fenced_by_its_successors() -> None:
+    """Successors follow the unacknowledged epoch and truncate the log. This writer is fenced."""
     with on(Stage.in_memory()) as stage:
         stage.enter("w0", writer="a").words()
         successors: list[Actor] = []
@@ -125,7 +125,7 @@ def test_a_takeover_whose_answer_comes_after_its_successors_does_not_get_their_e
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_a_snapshot_after_a_long_sleep_is_of_the_present(hold: bool) -> None:
+def test_snapshot_by_reader_paused_across_truncation_reads_current_upper(hold: bool) -> None:
     with on(Stage.in_memory(inline_bytes=0)) as stage:
         first = stage.enter("w1", writer="a")
         first.scribe.append(first.words(), [1], 0, 2)
@@ -139,9 +139,7 @@ def test_a_snapshot_after_a_long_sleep_is_of_the_present(hold: bool) -> None:
         judged(stage)
 
 
-def test_a_writer_that_does_not_know_it_is_fenced_does_not_take_collected_files_for_damage() -> (
-    None
-):
+def test_snapshot_by_fenced_writer_reports_no_damage_for_collected_files() -> None:
     with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -151,7 +149,7 @@ def test_a_writer_that_does_not_know_it_is_fenced_does_not_take_collected_files_
         judged(stage)
 
 
-def test_fenced_writer_whose_files_were_collected_raises_fenced_in_compact() -> None:
+def test_compact_by_fenced_writer_with_collected_files_raises_fenced() -> None:
     with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -162,7 +160,7 @@ def test_fenced_writer_whose_files_were_collected_raises_fenced_in_compact() -> 
         judged(stage)
 
 
-def test_fenced_writer_whose_files_were_collected_raises_fenced_in_difference() -> None:
+def test_difference_by_fenced_writer_with_collected_files_raises_fenced() -> None:
     with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -173,7 +171,7 @@ def test_fenced_writer_whose_files_were_collected_raises_fenced_in_difference() 
         judged(stage)
 
 
-def test_missing_file_of_a_current_writer_raises_corruption_in_compact() -> None:
+def test_compact_by_current_writer_with_missing_file_raises_corruption() -> None:
     with on(Stage.in_memory(inline_bytes=0, cache_bytes=0)) as stage:
         first = stage.enter("w1", writer="a")
         first.scribe.append(first.words(), [1], 0, 2, wide=100)
@@ -186,7 +184,7 @@ def test_missing_file_of_a_current_writer_raises_corruption_in_compact() -> None
 # A6.
 
 
-def test_a_hold_that_is_replaced_while_it_is_looked_for_is_found() -> None:
+def test_list_holds_finds_hold_that_moves_during_the_listing() -> None:
     with on(Stage.in_memory()) as stage:
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -198,7 +196,7 @@ def test_a_hold_that_is_replaced_while_it_is_looked_for_is_found() -> None:
         moves = iter(range(6, 12))
 
         def moved(verb: str, key: str, _: bytes) -> bool:
-            """Each time somebody is about to read it, it has just been replaced."""
+            """Replace the hold just before each read of it."""
             since = next(moves, None) if verb == "get" and key.startswith("hold/") else None
             if since is not None:
                 hold.move({"words": since})
@@ -209,7 +207,7 @@ def test_a_hold_that_is_replaced_while_it_is_looked_for_is_found() -> None:
         assert found.sinces[words.id] <= hold.sinces()["words"]
 
 
-def test_a_claim_under_a_lease_that_ran_out_is_not_taken_for_one_that_counts() -> None:
+def test_snapshot_under_expired_lease_raises_hold_lost() -> None:
     with on(Stage.in_memory()) as stage:
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -228,8 +226,8 @@ def test_a_claim_under_a_lease_that_ran_out_is_not_taken_for_one_that_counts() -
             except HoldLost as error:
                 outcome.append(error)
 
-        # The writer has seen it unchanged for its whole lease and says so in the log. Just
-        # then the reader wakes and wants to go on under the same hold.
+        # The writer has seen the hold unchanged for its whole lease and records the expiry in
+        # the log. At that time the reader resumes and tries to continue under the same hold.
         expiry = once("create", "log/", claim)
         writer.blob.after = once("create", "log/", lambda _: setattr(writer.blob, "after", expiry))
         words.allow_compaction(50).result()
@@ -241,7 +239,7 @@ def test_a_claim_under_a_lease_that_ran_out_is_not_taken_for_one_that_counts() -
 # A8.
 
 
-def test_what_a_predecessor_wrote_and_did_not_seal_is_reported_and_can_be_discarded() -> None:
+def test_unsealed_updates_of_predecessor_are_reported_and_discarded() -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -259,12 +257,12 @@ def test_what_a_predecessor_wrote_and_did_not_seal_is_reported_and_can_be_discar
         judged(stage)
 
 
-def test_a_seal_queued_behind_a_failed_write_seals_no_hole() -> None:
+def test_seal_queued_behind_failed_write_fails_and_keeps_upper() -> None:
     with on(Stage.in_memory()) as stage:
         writer = stage.enter("w", writer="a")
         words = writer.words()
         writer.scribe.append(words, [1], 0, 10)
-        # Both are queued while the entry before them is on its way.
+        # Both are queued while the previous entry is in flight.
         queued = []
 
         def queue(_: bytes) -> None:
@@ -280,7 +278,7 @@ def test_a_seal_queued_behind_a_failed_write_seals_no_hole() -> None:
         judged(stage)
 
 
-def test_a_fenced_writer_is_told_at_every_further_call() -> None:
+def test_fenced_writer_raises_fenced_on_every_further_call() -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -293,8 +291,8 @@ def test_a_fenced_writer_is_told_at_every_further_call() -> None:
 
 
 @pytest.mark.parametrize("asked", ["mark/", "rollup/"])
-def test_a_look_that_fails_after_an_entry_was_sent_does_not_make_it_unwritten(asked: str) -> None:
-    """The writer slept too long to trust its creation, and then cannot read the floor."""
+def test_append_with_failed_read_after_log_create_is_indeterminate(asked: str) -> None:
+    """The writer paused too long to trust its create, and then cannot read the floor."""
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()

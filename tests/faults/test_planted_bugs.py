@@ -1,7 +1,7 @@
-"""Each planted bug is noticed, and without it the same execution is clean.
+"""The checker detects each planted bug, and the same execution without it is clean.
 
-The executions are the ones of the hazards, told step by step; the checker is
-the one that judges the nemesis.
+The executions are those of the hazards, step by step. The checker is that of
+the nemesis.
 """
 
 import errno
@@ -32,7 +32,7 @@ WITH_AND_WITHOUT = pytest.mark.parametrize("bug", [True, False], ids=["planted",
 
 
 def judged(history: list[Event], bug: bool, *expected: Invariant) -> None:
-    """Exactly the planted bug is found; and nothing is, without it."""
+    """Assert an expected violation with the planted bug, and none without it."""
     found = violations(history)
     if bug:
         assert {each.invariant for each in found} & set(expected), [*map(str, found)]
@@ -40,11 +40,11 @@ def judged(history: list[Event], bug: bool, *expected: Invariant) -> None:
         assert not found, "\n".join(map(str, found))
 
 
-# Row 1. The one with a stopped process is in test_stopped.py.
+# Row 1. The test with a stopped process is in test_stopped.py.
 
 
 @WITH_AND_WITHOUT
-def test_a_truncated_number_that_is_created_again_is_not_acknowledged(bug: bool) -> None:
+def test_append_at_truncated_log_number_is_not_acknowledged(bug: bool) -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -56,7 +56,7 @@ def test_a_truncated_number_that_is_created_again_is_not_acknowledged(bug: bool)
 
 
 def _run_past(stage: Stage) -> None:
-    """A successor takes over, writes, rolls up and truncates the log to its very end."""
+    """Let a successor take over, write, roll up and truncate the log to its head."""
     second = stage.enter("w2", writer="a")
     words = second.words()
     upper = words.upper
@@ -76,7 +76,7 @@ def _run_past(stage: Stage) -> None:
 
 
 @WITH_AND_WITHOUT
-def test_a_file_that_is_about_to_be_linked_is_not_swept(bug: bool) -> None:
+def test_sweep_keeps_batch_file_that_is_not_linked_yet(bug: bool) -> None:
     with on(Stage.in_memory(inline_bytes=0)) as stage, planted("sweep_by_age" if bug else None):
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -87,7 +87,7 @@ def test_a_file_that_is_about_to_be_linked_is_not_swept(bug: bool) -> None:
 
 
 @WITH_AND_WITHOUT
-def test_a_sweep_with_an_old_state_does_not_take_what_a_successor_linked(bug: bool) -> None:
+def test_sweep_with_stale_state_keeps_files_linked_by_successor(bug: bool) -> None:
     name = "sweep_reads_state_first" if bug else None
     with on(Stage.in_memory(inline_bytes=0)) as stage, planted(name):
         first = stage.enter("w1", writer="a")
@@ -106,7 +106,7 @@ def test_a_sweep_with_an_old_state_does_not_take_what_a_successor_linked(bug: bo
 
 
 class LateBlob(HookBlob):
-    """A store in which one creation is long on its way: its answer is lost, it lands later."""
+    """Store that delays one create: the answer is lost, and the object appears later."""
 
     def __init__(self, inner: HookBlob, prefix: str) -> None:
         super().__init__(inner)
@@ -131,7 +131,7 @@ class LateBlob(HookBlob):
 
 
 @WITH_AND_WITHOUT
-def test_a_missing_entry_is_not_taken_for_one_that_was_not_written(bug: bool) -> None:
+def test_append_with_late_entry_has_one_outcome(bug: bool) -> None:
     with on(Stage.in_memory()) as stage:
         late = LateBlob(HookBlob(stage.store(stage.clock)), prefix="nothing")
         writer = stage.enter("w", writer="a", inner=late)
@@ -145,12 +145,12 @@ def test_a_missing_entry_is_not_taken_for_one_that_was_not_written(bug: bool) ->
 
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("fate", [Fate.ANSWER_LOST, Fate.REQUEST_LOST, Fate.FAILED])
-def test_an_attempt_is_repeated_with_the_same_bytes(bug: bool, fate: Fate) -> None:
+def test_append_with_store_fault_is_retried_with_same_bytes(bug: bool, fate: Fate) -> None:
     with on(Stage.in_memory()) as stage:
         clean = stage.enter("w0", writer="a")
         clean.words()
         clean.client.close()
-        # The epoch is taken in peace; then comes the append.
+        # The epoch is taken without a fault; the append follows.
         unreliable = UnreliableBlob(stage.store(stage.clock), script=[Fate.ANSWERED, fate])
         writer = stage.enter("w", writer="a", inner=unreliable)
         words = writer.words()
@@ -164,14 +164,14 @@ def test_an_attempt_is_repeated_with_the_same_bytes(bug: bool, fate: Fate) -> No
 
 
 @WITH_AND_WITHOUT
-def test_an_entry_of_a_stale_epoch_that_lands_late_changes_nothing(bug: bool) -> None:
+def test_late_entry_of_stale_epoch_is_void(bug: bool) -> None:
     with on(Stage.in_memory()) as stage, planted("no_void_rule" if bug else None):
         first = stage.enter("w1", writer="a")
         words = first.words()
         first.scribe.append(words, [1], 0, 2)
 
         def overtaken(entry: bytes) -> None:
-            """The successor's epoch takes the number, and our other creation lands behind it."""
+            """Let the successor take the number; the entry of this writer lands behind it."""
             second = stage.enter("w2", writer="a")
             head = second.client.state.seqno
             second.blob.inner.create(entry_key(head), entry)
@@ -186,7 +186,7 @@ def test_an_entry_of_a_stale_epoch_that_lands_late_changes_nothing(bug: bool) ->
 
 
 @WITH_AND_WITHOUT
-def test_the_inline_batch_of_a_truncated_entry_is_still_readable(bug: bool) -> None:
+def test_inline_batch_of_truncated_entry_remains_readable(bug: bool) -> None:
     name = "rollup_points_at_entries" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
@@ -206,7 +206,7 @@ def test_the_inline_batch_of_a_truncated_entry_is_still_readable(bug: bool) -> N
 
 
 @WITH_AND_WITHOUT
-def test_a_listener_overtaken_by_truncation_goes_on_from_a_rollup(bug: bool) -> None:
+def test_listener_overtaken_by_truncation_resumes_from_rollup(bug: bool) -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         first.scribe.append(first.words(), [1], 0, 2)
@@ -223,7 +223,7 @@ def test_a_listener_overtaken_by_truncation_goes_on_from_a_rollup(bug: bool) -> 
 
 @WITH_AND_WITHOUT
 @pytest.mark.parametrize("name", ["listener_holds_at_frontier", "merge_past_the_listener"])
-def test_merging_gives_a_listener_nothing_twice(bug: bool, name: str) -> None:
+def test_merge_delivers_no_update_twice_to_listener(bug: bool, name: str) -> None:
     with on(Stage.in_memory()) as stage, planted(name if bug else None):
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -247,7 +247,7 @@ def test_merging_gives_a_listener_nothing_twice(bug: bool, name: str) -> None:
 
 
 @WITH_AND_WITHOUT
-def test_a_hold_placed_while_since_is_moving_counts_or_is_refused(bug: bool) -> None:
+def test_hold_placed_while_since_advances_keeps_its_time_readable(bug: bool) -> None:
     name = "holds_looked_at_before_announcing" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
@@ -261,7 +261,7 @@ def test_a_hold_placed_while_since_is_moving_counts_or_is_refused(bug: bool) -> 
             holder.scribe.recorder.note("held", holder="owner", id=words.id, since=5)
             holder.scribe.snapshot(holder.client.collection("words"), 5)
 
-        # The permission is one entry and the announcement the next.
+        # The first entry allows the compaction, the second announces it.
         writer.blob.before = once(
             "create", "log/", lambda _: setattr(writer.blob, "before", once("create", "log/", hold))
         )
@@ -274,7 +274,7 @@ def test_a_hold_placed_while_since_is_moving_counts_or_is_refused(bug: bool) -> 
 
 
 @WITH_AND_WITHOUT
-def test_an_entry_that_lost_its_number_is_looked_at_again(bug: bool) -> None:
+def test_append_that_lost_its_log_number_is_validated_again(bug: bool) -> None:
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
@@ -286,7 +286,7 @@ def test_an_entry_that_lost_its_number_is_looked_at_again(bug: bool) -> None:
 
 
 @WITH_AND_WITHOUT
-def test_a_live_hold_does_not_expire_by_its_owners_slow_clock(bug: bool) -> None:
+def test_live_hold_of_reader_with_slow_clock_does_not_expire(bug: bool) -> None:
     name = "expire_by_readers_clock" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
@@ -305,7 +305,7 @@ def test_a_live_hold_does_not_expire_by_its_owners_slow_clock(bug: bool) -> None
 
 
 @WITH_AND_WITHOUT
-def test_a_reader_beside_the_writer_is_not_forgotten(bug: bool) -> None:
+def test_listener_in_writer_process_keeps_since_at_its_time(bug: bool) -> None:
     name = "claims_are_not_kept" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
@@ -329,7 +329,7 @@ def _on_disk(disk: Disk) -> Stage:
 
 
 def _written(stage: Stage, then: Callable[[], None]) -> None:
-    """Small and large appends; `then` arms the disk once the location is open."""
+    """Append small and large batches; `then` arms the disk after the location is open."""
     writer = stage.enter("w", writer="a", inline_bytes=1 << 10)
     words = writer.words()
     then()
@@ -347,7 +347,7 @@ def _after_cut(stage: Stage, disk: PowerCutDisk, chance: random.Random) -> list[
 
 
 @WITH_AND_WITHOUT
-def test_a_power_cut_leaves_no_entry_that_is_linked_and_half_written(bug: bool) -> None:
+def test_append_after_power_cut_leaves_no_partial_linked_entry(bug: bool) -> None:
     found = []
     for step in range(45):
         disk = PowerCutDisk()
@@ -359,7 +359,7 @@ def test_a_power_cut_leaves_no_entry_that_is_linked_and_half_written(bug: bool) 
 
 
 @WITH_AND_WITHOUT
-def test_a_sync_that_failed_is_not_tried_again_and_believed(bug: bool) -> None:
+def test_append_after_failed_sync_does_not_trust_a_second_sync(bug: bool) -> None:
     found = []
     for sync in range(15):
         disk = PowerCutDisk()
@@ -371,7 +371,7 @@ def test_a_sync_that_failed_is_not_tried_again_and_believed(bug: bool) -> None:
 
 
 class WatchedDisk:
-    """A `Disk` that calls `before_sync` whenever a folder is about to be synced."""
+    """`Disk` that calls `before_sync` before a folder is synced."""
 
     def __init__(self, inner: Disk) -> None:
         self._inner = inner
@@ -388,7 +388,7 @@ class WatchedDisk:
 
 
 @WITH_AND_WITHOUT
-def test_a_reader_does_not_act_on_an_entry_that_a_power_cut_may_take_back(bug: bool) -> None:
+def test_reader_settles_entry_before_use_and_survives_power_cut(bug: bool) -> None:
     found = []
     for seed in range(16):
         disk = PowerCutDisk()

@@ -1,8 +1,7 @@
-"""A writer is stopped, a successor runs past it, and it wakes (hazards A1, A3, A7).
+"""A writer resumes after a stop during which its successor ran (hazards A1, A3, A7).
 
 Real processes and real signals. Settings make entries old in a fraction of a
-second, so that the log is truncated past what the stopped one believes to be
-its head.
+second. The log is therefore truncated past the head that the stopped writer knows.
 """
 
 import signal
@@ -19,7 +18,7 @@ from tests.faults.validator import Invariant, violations
 
 
 @pytest.mark.parametrize("bug", ["no_floor_check", None], ids=["planted", "clean"])
-def test_a_writer_stopped_across_a_truncation_acknowledges_nothing(
+def test_writer_stopped_across_truncation_is_fenced_and_acknowledges_nothing(
     tmp_path: Path, bug: str | None
 ) -> None:
     url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
@@ -61,4 +60,4 @@ def test_a_writer_stopped_across_a_truncation_acknowledges_nothing(
 
 
 NO_UPKEEP = '{"young_ms":300,"proof_ms":100,"background":false}'
-"""Compaction happens when told, so the test decides how far the log is truncated."""
+"""Settings without background compaction: the test decides where the log is truncated."""

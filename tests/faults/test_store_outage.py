@@ -1,7 +1,7 @@
-"""A real object store goes away for a while, and comes back.
+"""Outage and recovery of a real object store.
 
-Calls wait; statistics say which operation on which object fails, since when;
-then everything is acknowledged, once.
+Calls wait. Statistics name the failing operation, its object and the start of the
+failure. After the recovery every operation is acknowledged once.
 """
 
 import threading
@@ -16,7 +16,7 @@ from tests.faults.validator import violations
 from tests.fix_objects import ObjectServer
 
 
-def test_while_the_store_is_away_calls_wait_and_then_all_is_acknowledged_once(
+def test_writes_during_store_outage_wait_and_are_acknowledged_once(
     object_server: ObjectServer, object_url: str
 ) -> None:
     recorder = Recorder("w")
@@ -52,7 +52,7 @@ def test_while_the_store_is_away_calls_wait_and_then_all_is_acknowledged_once(
         assert isinstance(other.result(60), Appended)
         assert not client.statistics().failing
         assert client.statistics().retries >= 3
-        client.discard_unsealed()  # What was written beside the history.
+        client.discard_unsealed()  # The write that the history does not record.
         scribe.snapshot(words, 19)
         note_final(recorder, client, HookBlob(client._blob))
     found = violations(recorder.events)
@@ -60,7 +60,7 @@ def test_while_the_store_is_away_calls_wait_and_then_all_is_acknowledged_once(
 
 
 def until(happened: Callable[[], bool]) -> None:
-    """Wait for it, a minute at most."""
+    """Wait for the condition, at most one minute."""
     never = threading.Event()
     deadline = SYSTEM_CLOCK.boot_ms() + 60_000
     while not happened():

@@ -1,7 +1,7 @@
-"""The system's own calls fail under a writer of collections, or are its last.
+"""Real system calls fail under a writer of collections, or kill it.
 
-A sync fails once, as the kernel reports it, and would succeed if it were tried
-again; or the process dies exactly at the link that would make an entry be.
+A sync fails once, as the kernel reports it, and a second attempt would succeed.
+Or the process dies exactly at the link that would make an entry visible.
 """
 
 import json
@@ -21,10 +21,10 @@ QUIET = json.dumps({"background": False, "notify": ""}).replace(" ", "")
 
 
 def played(strace: str, tmp_path: Path, inject: str) -> tuple[list[str], int]:
-    """What a writer answered while `inject` was in force, and how it ended."""
+    """Return the answers and the exit status of a writer under `inject`."""
     url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
     folder.mkdir()
-    # The store is probed and the collections are there: what fails below is the work itself.
+    # The store is probed and the collections exist: the fault hits only the work itself.
     recorder = Recorder("before", folder / "before.jsonl")
     with persist.open(url, writer="a", settings=Settings(background=False)) as client:
         scribe = Scribe(recorder, client)
@@ -53,9 +53,9 @@ def played(strace: str, tmp_path: Path, inject: str) -> tuple[list[str], int]:
     return answers, status
 
 
-# Strace counts by thread: the one that opens, the one that commits, those that upload.
+# Strace counts per thread: the opening, the committing and the uploading threads.
 @pytest.mark.parametrize("when", [1, 2, 4, 5, 6, 9])
-def test_after_a_failed_fsync_a_writer_acknowledges_nothing_more(
+def test_writer_after_failed_fsync_acknowledges_nothing(
     strace: str, tmp_path: Path, when: int
 ) -> None:
     answers, _ = played(strace, tmp_path, f"fsync:error=EIO:when={when}")
@@ -65,7 +65,7 @@ def test_after_a_failed_fsync_a_writer_acknowledges_nothing_more(
 
 
 @pytest.mark.parametrize("when", [1, 2, 3, 5])
-def test_a_writer_killed_at_the_link_of_an_entry_has_written_it_wholly_or_not(
+def test_writer_killed_at_link_of_entry_leaves_it_complete_or_absent(
     strace: str, tmp_path: Path, when: int
 ) -> None:
     answers, status = played(strace, tmp_path, f"link,linkat:signal=SIGKILL:when={when}")

@@ -1,4 +1,4 @@
-"""Two processes with one id (hazard A7): nothing is lost, and one makes progress."""
+"""Two processes with one id (hazard A7): no data is lost, and one makes progress."""
 
 from pathlib import Path
 
@@ -11,7 +11,9 @@ from tests.faults.validator import Invariant, violations
 
 
 @pytest.mark.parametrize("bug", ["retake_after_fenced", None], ids=["planted", "clean"])
-def test_of_two_writers_with_one_id_the_fenced_one_ends(tmp_path: Path, bug: str | None) -> None:
+def test_two_writers_with_same_id_fenced_writer_exits_and_other_progresses(
+    tmp_path: Path, bug: str | None
+) -> None:
     url, folder = f"file:{tmp_path / 'data'}", tmp_path / "history"
     folder.mkdir()
     events: list[Event] = []
@@ -27,7 +29,7 @@ def test_of_two_writers_with_one_id_the_fenced_one_ends(tmp_path: Path, bug: str
         if bug is None:
             assert first.wait() == FENCED
         else:
-            assert first.hear() == "ready"  # It took the lock back.
+            assert first.hear() == "ready"  # The first writer took the lock back.
         third = Child("writer", "w3", url, folder, writer="b", seed=3)
         children.append(third)
         assert third.wait() == REFUSED

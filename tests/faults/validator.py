@@ -1,10 +1,9 @@
-"""Whether a history keeps its promises. Pure: events in, violations out.
+"""Checker of histories. Pure: events in, violations out.
 
-It knows nothing of logs, files or epochs. It knows what was asked, what was
-answered and what anybody saw, and the rows of `Invariant` are what must hold
-between them. Because every share of an operation carries a marker that nobody
-retracts, each reading tells which operations are in it, and then all of its
-rows can be computed and compared.
+It does not know logs, files or epochs. It knows the requests, the answers and
+the observations; each member of `Invariant` must hold between them. Every share
+of an operation carries a marker that is never retracted. Each read therefore
+shows which operations it contains, and all its rows can be computed and compared.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +16,7 @@ Event = dict[str, Any]
 
 
 class Invariant(Enum):
-    """The promises, by their numbers in the table of hazards; 0 is what definite means."""
+    """Invariants by their numbers in the table of hazards; 0 is definiteness."""
 
     DEFINITE = 0
     ACKNOWLEDGED = 1
@@ -33,7 +32,7 @@ class Invariant(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """One broken promise."""
+    """One broken invariant."""
 
     invariant: Invariant
     what: str
@@ -54,17 +53,17 @@ class _Op:
     outcome: str = "none"
     answered_at: int = 0
     seen_in: dict[int, str] = field(default_factory=dict)
-    """By collection, one reading that holds it."""
+    """One read that contains the operation, by collection."""
 
     seen_out: dict[int, str] = field(default_factory=dict)
-    """By collection, one reading that should hold it and does not."""
+    """One read that should contain the operation and does not, by collection."""
 
     def begins(self, id: int) -> int:
         return min(time for _, time, _ in self.rows[id])
 
 
 def violations(history: Sequence[Event]) -> list[Violation]:
-    """Every promise that `history` breaks."""
+    """Return every violation in `history`."""
     check = _Check(history)
     check.readings()
     check.listeners()
@@ -113,7 +112,7 @@ class _Check:
         self.cut = bool(self.by_kind["power_cut"])
 
     def readings(self) -> None:
-        """Each snapshot is the sum of the operations in it, and the same for everybody."""
+        """Check that each snapshot is the sum of its operations, and equal for all readers."""
         first: dict[tuple[int, int], Event] = {}
         for event in self.by_kind["snapshot"]:
             id, as_of = event["id"], event["as_of"]
@@ -139,7 +138,7 @@ class _Check:
             )
 
     def listeners(self) -> None:
-        """Everything once, in order, without gaps, to the end."""
+        """Check that listeners receive everything once, in order, without gaps, to the end."""
         begun = {event["listener"]: event for event in self.by_kind["listen"]}
         frontier = {name: event["as_of"] + 1 for name, event in begun.items()}
         given: dict[str, Counter[tuple[str, int]]] = {name: Counter() for name in begun}
@@ -169,7 +168,7 @@ class _Check:
                 )
 
     def finals(self) -> None:
-        """What a fresh process finds at the end."""
+        """Check the state that a new process finds at the end."""
         for event in self.by_kind["final"]:
             for key, reason in event["damage"]:
                 unreadable = key.startswith(("log/", "rollup/"))
@@ -184,7 +183,7 @@ class _Check:
             self._reading(f"collection {id} at the end", id, rows, beyond=None)
 
     def operations(self) -> None:
-        """One outcome for each operation, and it is the true one."""
+        """Check that each operation has one outcome, which agrees with the reads."""
         destroyed = {op.destroys for op in self.ops.values() if op.destroys is not None}
         for op in self.ops.values():
             for id in op.rows:
@@ -216,7 +215,7 @@ class _Check:
                     self._broken(Invariant.ACKNOWLEDGED, f"collection {id} of {op.name} is gone")
 
     def monotonic(self) -> None:
-        """Times only rise, and nobody is ahead of what is durable."""
+        """Check that since and upper only advance, and that no read is ahead of durable data."""
         last: dict[tuple[str, int], tuple[int, int]] = {}
         most: dict[int, tuple[int, str]] = {}
         for event in self.history:
@@ -255,7 +254,7 @@ class _Check:
                 )
 
     def holds(self) -> None:
-        """Since stays at or below every hold, and what is held can be read."""
+        """Check that since stays at or below every hold, and that held times are readable."""
         held: dict[tuple[str, int], int] = {}
         for event in self.history:
             match event["event"]:
@@ -278,7 +277,7 @@ class _Check:
                     pass
 
     def fencing(self) -> None:
-        """Whoever was fenced stays fenced, and somebody makes progress."""
+        """Check that a fenced process stays fenced, and that one of two writers progresses."""
         fenced: dict[str, int] = {}
         for event in self.by_kind["fenced"]:
             fenced.setdefault(event["who"], event["at"])
@@ -358,7 +357,7 @@ class _Check:
 
 
 def _breaks_hold(error: str) -> bool:
-    """Whether a reader with a hold may not be told so. That since is just moving, it may."""
+    """Return whether the error violates a hold. A since that is just moving does not."""
     return error.startswith("SinceError") or "was compacted" in error
 
 
