@@ -1,4 +1,4 @@
-"""Opening locations in tests: nothing in the background, nobody to wake, time by hand."""
+"""Clients for tests: no background work, no notifier, manual clock."""
 
 import random
 from typing import Any
@@ -14,7 +14,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
 
 
 def by_hand(**changed: Any) -> Settings:
-    """Settings under which things happen only when a test says so."""
+    """Return settings under which work happens only when a test requests it."""
     chosen: dict[str, Any] = {
         "background": False,
         "notify": "",
@@ -36,7 +36,7 @@ def opened(
     wrap: Any = lambda blob: blob,
     **changed: Any,
 ) -> Client:
-    """A client on what lies on `shelf`; `wrap` may put something between the two."""
+    """Open a client on the objects of `shelf`; `wrap` can insert a store between the two."""
     settings = by_hand(**changed)
     blob = wrap(MemoryBlob(shelf, name="memory:shop", clock=settings.clock))
     steady = RetryingBlob(blob, settings.clock, settings.chance, patience_ms=settings.patience_ms)
@@ -44,7 +44,7 @@ def opened(
 
 
 def rows(*updates: tuple[str, int, int, int], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """A table of (k, n, time, diff), as `write` takes it."""
+    """Return a table of (k, n, time, diff), as `write` accepts it."""
     names = [*schema.names[:2], "mz_timestamp", "mz_diff"]
     types = [schema.field(0).type, schema.field(1).type, pa.int64(), pa.int64()]
     columns = list(zip(*updates, strict=True)) or [(), (), (), ()]

@@ -1,4 +1,4 @@
-"""A client in trouble: forks, callbacks, forgotten clients, idle listeners, foreign entries."""
+"""Client under faults: forks, callbacks, dropped clients, idle listeners, foreign entries."""
 
 import gc
 import logging
@@ -37,7 +37,7 @@ def files(url: str, room: str) -> list[Path]:
     return sorted(p for p in (Path(url.removeprefix("file:")) / room).rglob("*") if p.is_file())
 
 
-def test_a_forked_child_does_not_give_up_its_parents_lock(url):
+def test_forked_child_does_not_release_lock_of_parent(url):
     script = f"""
 import os, sys, penstock.persist as p
 c = p.open({url!r}, writer="w")
@@ -62,7 +62,7 @@ c.close()
     assert "Appended" in done.stdout
 
 
-def test_ctrl_c_in_a_call_leaves_the_client_whole(url):
+def test_client_remains_usable_after_keyboard_interrupt_in_a_call(url):
     script = f"""
 import os, signal, threading, penstock.persist as p
 with p.open({url!r}, writer="w") as c:
@@ -98,10 +98,10 @@ p.open({url!r}, writer="another").close()
     assert done.stdout == "whole\n"
 
 
-def test_an_error_inside_is_not_replaced_by_one_of_closing(url):
+def test_client_context_keeps_body_error_when_close_fails(url):
     def body() -> None:
         with opened(url):
-            opened(url).close()  # Takes over, so that closing the first is Fenced.
+            opened(url).close()  # Takes over: closing the first client raises Fenced.
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError) as caught:
@@ -109,7 +109,7 @@ def test_an_error_inside_is_not_replaced_by_one_of_closing(url):
     assert any("closing failed too" in note for note in caught.value.__notes__)
 
 
-def test_a_client_that_was_fenced_and_forgotten_says_so_in_the_log(url, caplog):
+def test_fenced_client_collected_as_garbage_logs_warning(url, caplog):
     client = opened(url)
     opened(url).close()
     with caplog.at_level(logging.WARNING, "penstock"):
@@ -118,7 +118,7 @@ def test_a_client_that_was_fenced_and_forgotten_says_so_in_the_log(url, caplog):
     assert "a forgotten client could not be closed" in caplog.text
 
 
-def test_a_callback_cannot_close_the_client_it_is_called_by(url):
+def test_client_close_from_its_own_callback_raises_usage_error(url):
     said: list[BaseException] = []
     told = threading.Event()
 
@@ -131,7 +131,7 @@ def test_a_callback_cannot_close_the_client_it_is_called_by(url):
 
     with opened(url) as client:
         words = words_of(client)
-        # Large enough to be on its way still when the callback is added.
+        # Large enough to be in flight when the callback is added.
         written = words.write([((str(i), None), 0, 1) for i in range(20_000)])
         written.add_done_callback(close)
         assert told.wait(30)
@@ -139,7 +139,7 @@ def test_a_callback_cannot_close_the_client_it_is_called_by(url):
     assert len(said) == 1
 
 
-def test_listening_keeps_the_client_alive(url):
+def test_open_listener_keeps_its_client_alive(url):
     with opened(url) as client:
         words_of(client).compare_and_append([(("a", None), 0, 1)], 0, 1)
     listener = persist.open(url, settings=SETTINGS).collection("words").listen(-1)
@@ -150,7 +150,7 @@ def test_listening_keeps_the_client_alive(url):
         listener.next_changes(timeout_ms=0)
 
 
-def test_a_listener_whose_hold_cannot_be_moved_loses_nothing(url, monkeypatch):
+def test_listener_with_failing_hold_writes_receives_all_changes(url, monkeypatch):
     with opened(url) as client:
         words = words_of(client)
         words.compare_and_append([(("a", None), 0, 1)], 0, 1)
@@ -173,7 +173,7 @@ def test_a_listener_whose_hold_cannot_be_moved_loses_nothing(url, monkeypatch):
             listener.close()
 
 
-def test_a_listener_of_a_writer_that_was_fenced_is_told(url):
+def test_listener_of_fenced_writer_raises_fenced(url):
     settings = persist.Settings(background=False, notify="", poll_ms=1)
     client = persist.open(url, writer="w", settings=settings)
     listener = words_of(client).listen(-1)
@@ -184,7 +184,7 @@ def test_a_listener_of_a_writer_that_was_fenced_is_told(url):
         client.close()
 
 
-def test_an_idle_listener_does_not_keep_what_others_replace(url):
+def test_idle_listener_does_not_retain_merged_files_of_other_collections(url):
     with opened(url) as client:
         idle = client.create_or_load("idle", key="text", value="unit")
         busy = words_of(client)
@@ -198,7 +198,7 @@ def test_an_idle_listener_does_not_keep_what_others_replace(url):
             assert len(files(url, "batch")) <= 2
 
 
-def test_the_files_of_a_destroyed_collection_disappear(url):
+def test_maintenance_deletes_files_of_destroyed_collection(url):
     with opened(url) as client:
         words = words_of(client)
         words.compare_and_append([((str(i), None), 0, 1) for i in range(500)], 0, 1)
@@ -209,7 +209,7 @@ def test_the_files_of_a_destroyed_collection_disappear(url):
         assert words_of(client).upper == 0
 
 
-def test_a_damaged_hold_stops_compaction_and_nothing_else(url):
+def test_damaged_hold_stops_compaction_but_not_appends(url):
     with opened(url) as client:
         words = words_of(client)
         words.compare_and_append([(("a", None), 0, 1)], 0, 5)
@@ -224,7 +224,7 @@ def test_a_damaged_hold_stops_compaction_and_nothing_else(url):
         assert words.since == 3
 
 
-def test_an_entry_of_another_location_is_void(url, tmp_path):
+def test_log_entry_of_other_location_is_void(url, tmp_path):
     other = f"file:{tmp_path / 'other'}"
     with opened(url) as client, opened(other) as stranger:
         words_of(client).compare_and_append([(("a", None), 0, 1)], 0, 1)
@@ -239,7 +239,7 @@ def test_an_entry_of_another_location_is_void(url, tmp_path):
         blob.close()
 
 
-def test_a_folder_that_disappears_is_not_written_to_again(url):
+def test_append_in_removed_folder_raises_store_refused(url):
     client = opened(url)
     words = words_of(client)
     words.compare_and_append([(("a", None), 0, 1)], 0, 1)
@@ -250,20 +250,20 @@ def test_a_folder_that_disappears_is_not_written_to_again(url):
         client.close()
 
 
-def test_seal_all_names_each_collection_once(url):
+def test_seal_all_with_same_collection_twice_raises_usage_error(url):
     with opened(url) as client:
         words = words_of(client)
         with pytest.raises(UsageError, match="twice"):
             client.seal_all({words: 10, client.collection("words"): 5})
 
 
-def test_an_address_that_cannot_be_listened_on_costs_only_the_waking(url):
+def test_writer_with_unusable_notify_address_still_appends(url):
     settings = persist.Settings(background=False, notify="256.1.1.1")
     with persist.open(url, writer="w", settings=settings) as client:
         words_of(client).compare_and_append([(("a", None), 0, 1)], 0, 1)
 
 
-def test_listeners_meet_a_schema_change_at_the_same_time_whatever_their_speed(url):
+def test_slow_and_fast_listeners_receive_schema_change_at_same_time(url):
     small = pa.schema([("k", pa.string())])
     large = small.append(pa.field("n", pa.int64()))
     with opened(url) as client:
@@ -280,7 +280,7 @@ def test_listeners_meet_a_schema_change_at_the_same_time_whatever_their_speed(ur
         fast.close()
 
 
-def test_the_writers_bell_wakes_a_reader_long_before_it_would_look(url):
+def test_notifier_wakes_reader_before_its_poll_interval(url):
     settings = persist.Settings(poll_ms=60_000)
     with persist.open(url, writer="w", settings=settings) as client:
         words = words_of(client)
@@ -306,14 +306,14 @@ def test_the_writers_bell_wakes_a_reader_long_before_it_would_look(url):
             assert given == [1, 2, 3]
 
 
-def test_a_bell_greets_in_its_locations_name_and_a_stranger_is_not_believed():
+def test_notification_listener_ignores_notifier_of_other_location():
     notifier = Notifier("127.0.0.1")
     notifier.start("l1")
     wakeups = Wakeups()
     told = wakeups.subscribe()
     notifications = NotificationListener(wakeups)
     try:
-        notifications.connect(notifier.address, "l2")  # Another location's: not listened to.
+        notifications.connect(notifier.address, "l2")  # Another location, ignored.
         notifications.connect(notifier.address, "l1")
         assert not told.is_set()
         other = NotificationListener(wakeups)
@@ -326,7 +326,7 @@ def test_a_bell_greets_in_its_locations_name_and_a_stranger_is_not_believed():
         notifier.close()
 
 
-def test_client_that_was_fenced_reports_it_once(tmp_path):
+def test_fenced_client_context_raises_fenced_without_close_note(tmp_path):
     url = f"file:{tmp_path}"
     with (
         pytest.raises(Fenced) as fenced,

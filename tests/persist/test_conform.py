@@ -1,4 +1,4 @@
-"""Rows from outside, in the types that Spark shows, become what a collection stores."""
+"""External rows in Spark types are converted to the stored types of a collection."""
 
 import pyarrow as pa
 import pytest
@@ -36,7 +36,7 @@ WITHIN = {
 
 @pytest.mark.parametrize("name", WITHIN)
 @given(data=st.data())
-def test_what_spark_shows_of_a_time_is_stored_as_that_time(name, data):
+def test_stored_rows_restore_time_values_from_spark_types(name, data):
     kind, values = WITHIN[name]
     columns = pa.schema([(name, kind)])
     rows = pa.table([pa.array(data.draw(st.lists(values, max_size=4)), kind)], schema=columns)
@@ -49,7 +49,7 @@ def test_what_spark_shows_of_a_time_is_stored_as_that_time(name, data):
 
 @pytest.mark.parametrize("value", [2**31, -(2**31) - 1, 2**32, 2**63 - 1])
 @pytest.mark.parametrize("name", ["plain", "list"])
-def test_a_time_that_is_too_large_is_refused_and_never_another_time(name, value):
+def test_stored_rows_with_time_out_of_range_raise_usage_error(name, value):
     columns = pa.schema([(name, WITHIN[name][0])])
     given_value = value if name == "plain" else [value]
     rows = pa.table({name: [given_value]})
@@ -59,7 +59,7 @@ def test_a_time_that_is_too_large_is_refused_and_never_another_time(name, value)
     assert str(value) in refused.value.detail
 
 
-def test_a_column_of_nulls_takes_nulls_and_nothing_else():
+def test_stored_rows_in_null_column_accept_only_nulls():
     columns = pa.schema([("n", pa.null())])
     nulls = pa.table({"n": pa.nulls(3, pa.int32())})
     check_fits(nulls.schema, columns, collection="c")
@@ -76,7 +76,7 @@ def test_a_column_of_nulls_takes_nulls_and_nothing_else():
     "kind",
     [pa.list_(pa.null()), pa.struct([("a", pa.null())]), pa.list_(pa.struct([("a", pa.null())]))],
 )
-def test_nulls_of_no_type_within_a_column_are_refused_before_anything_is_written(kind):
+def test_check_fits_with_nested_null_type_raises_usage_error(kind):
     columns = pa.schema([("n", kind)])
     shown = to_spark(pa.table([pa.nulls(1, kind)], schema=columns))
     with pytest.raises(UsageError, match='column "n" of collection "c" cannot be written so'):

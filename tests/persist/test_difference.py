@@ -1,4 +1,4 @@
-"""What is to be appended so that a collection holds what it should, whatever it holds."""
+"""`difference` returns the updates that give a collection its requested contents."""
 
 from collections import Counter
 
@@ -26,7 +26,7 @@ def contents(shop, as_of):
 
 
 @given(sealed=ROWS, beyond=ROWS, waiting=ROWS, wanted=ROWS | st.none())
-def test_what_is_there_and_the_difference_are_what_is_wanted(sealed, beyond, waiting, wanted):
+def test_contents_plus_difference_equal_requested_rows(sealed, beyond, waiting, wanted):
     with opened(Shelf()) as client:
         shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
         shop.compare_and_append(rows(*((k, n, 3, 1) for k, n in sealed)), 0, 4)
@@ -42,7 +42,7 @@ def test_what_is_there_and_the_difference_are_what_is_wanted(sealed, beyond, wai
         assert contents(shop, 9) == Counter(wanted or ())
 
 
-def test_what_is_wanted_may_have_the_schema_that_is_to_come():
+def test_difference_with_growing_schema_compares_in_new_schema():
     with opened(Shelf()) as client:
         shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
         shop.compare_and_append(rows(("a", 1, 0, 1), ("b", 2, 0, 1)), 0, 1)
@@ -56,7 +56,7 @@ def test_what_is_wanted_may_have_the_schema_that_is_to_come():
         assert contents(shop, 1) == {("a", 1, "old"): 1, ("b", 2, "new"): 1}
 
 
-def test_parts_come_in_the_order_of_writing_and_nothing_is_added_up():
+def test_parts_are_in_write_order_without_consolidation():
     with opened(Shelf(), inline_bytes=0) as client:
         shop = client.create_or_load("shop", schema=SCHEMA)
         for time in range(3):
@@ -68,7 +68,7 @@ def test_parts_come_in_the_order_of_writing_and_nothing_is_added_up():
 
 
 @pytest.mark.parametrize("delegated", [True, False])
-def test_what_is_too_much_is_delegated(delegated):
+def test_difference_beyond_merge_bytes_is_delegated(delegated):
     class Asked:
         def difference(self, collection, minus, plus, staging, *, time):
             asked.append((collection.name, len(minus), len(plus), time))
@@ -89,7 +89,7 @@ def test_what_is_too_much_is_delegated(delegated):
 
 
 @pytest.mark.parametrize("upper", [0, 9])
-def test_the_writer_reads_on_while_since_moves(upper):
+def test_parts_and_difference_of_writer_continue_while_since_advances(upper):
     with opened(Shelf(), inline_bytes=0) as client:
         shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
         for time in range(upper):
@@ -98,7 +98,7 @@ def test_the_writer_reads_on_while_since_moves(upper):
         told = shop.parts([])
         parts = [next(told)]
         if upper:
-            # What it began with is merged and forgotten, and it knows no other time.
+            # The first parts are merged and deleted, and the patched state is stale.
             seen = shop.state
             shop.allow_compaction(upper - 1)
             client.compact()

@@ -1,4 +1,4 @@
-"""Bytes at rest are what was written, or they are refused."""
+"""Bytes at rest decode to the written value, or are rejected."""
 
 import pytest
 
@@ -37,7 +37,7 @@ FRAMES = [(Kind.ENTRY, ENTRY), (Kind.ROLLUP, ROLLUP), (Kind.HOLD, HOLD)]
 
 
 @pytest.mark.parametrize(("kind", "frame"), FRAMES)
-def test_every_flipped_bit_is_noticed(kind, frame):
+def test_decode_of_frame_with_flipped_bit_raises_corruption(kind, frame):
     decode(kind, frame)
     for at in range(len(frame)):
         for bit in range(8):
@@ -48,7 +48,7 @@ def test_every_flipped_bit_is_noticed(kind, frame):
 
 
 @pytest.mark.parametrize(("kind", "frame"), FRAMES)
-def test_every_shorter_or_longer_frame_is_noticed(kind, frame):
+def test_decode_of_frame_with_wrong_length_raises_corruption(kind, frame):
     for length in range(len(frame)):
         with pytest.raises(Corruption):
             decode(kind, frame[:length])
@@ -57,7 +57,7 @@ def test_every_shorter_or_longer_frame_is_noticed(kind, frame):
 
 
 @pytest.mark.parametrize("version", [0, max(ENCODING_VERSIONS) + 1, 255])
-def test_another_version_is_refused_by_name_and_not_called_damage(version):
+def test_decode_of_other_encoding_version_raises_store_refused(version):
     frame = bytearray(ENTRY)
     frame[5] = version
     frame[-8:] = checksum(bytes(frame[:-8])).to_bytes(8, "little")
@@ -65,12 +65,12 @@ def test_another_version_is_refused_by_name_and_not_called_damage(version):
         decode(Kind.ENTRY, bytes(frame))
 
 
-def test_a_frame_of_another_kind_is_damage():
+def test_decode_of_frame_of_other_kind_raises_corruption():
     with pytest.raises(Corruption) as found:
         decode(Kind.ROLLUP, ENTRY)
     assert "kind" in found.value.detail
 
 
-def test_a_sound_frame_with_a_body_of_another_shape_is_damage():
+def test_decode_of_frame_with_malformed_body_raises_corruption():
     with pytest.raises(Corruption):
         decode(Kind.ENTRY, encode_frame(Kind.ENTRY, {"epoch": "one"}))

@@ -1,4 +1,4 @@
-"""Hidden collections, labels of columns, and files staged by the writer itself."""
+"""Hidden collections, labels of columns, and files staged by the writer."""
 
 import pyarrow as pa
 import pytest
@@ -23,7 +23,7 @@ def labelled(name, kind, label, **more):
     return pa.field(name, kind, metadata={LABEL: label.encode(), b"other": b"x"}, **more)
 
 
-def test_hidden_collections_are_listed_only_if_asked_for(client):
+def test_collections_lists_hidden_collections_only_on_request(client):
     client.create_or_load("shop.public.orders", schema=SCHEMA, owner="shop")
     client.create_or_load("shop/state", key=TEXT, value=UNIT, owner="shop")
     assert client.collections() == ["shop.public.orders"]
@@ -34,7 +34,7 @@ def test_hidden_collections_are_listed_only_if_asked_for(client):
     assert missing.value.detail == 'Collections there: "shop.public.orders".'
 
 
-def test_hidden_collections_are_found_by_their_name(tmp_path):
+def test_find_collection_finds_hidden_collection_by_name(tmp_path):
     settings = Settings(background=False, notify="")
     with open(f"file:{tmp_path}/shop", writer="shop", settings=settings) as client:
         client.create_or_load("shop/state", key=TEXT, value=UNIT, owner="shop").seal(7).result()
@@ -45,7 +45,7 @@ def test_hidden_collections_are_found_by_their_name(tmp_path):
         find_collection(f"file:{tmp_path}", "shop/other", hold=False, settings=settings)
 
 
-def test_a_hidden_collection_has_an_owner(client):
+def test_create_of_hidden_collection_without_owner_raises_usage_error(client):
     before = client.state
     with pytest.raises(UsageError, match='name "shop/state" cannot be used') as refused:
         client.create_or_load("shop/state", key=TEXT, value=UNIT)
@@ -53,7 +53,7 @@ def test_a_hidden_collection_has_an_owner(client):
     assert client.state is before
 
 
-def test_a_label_is_kept_and_read_and_other_metadata_is_not(client):
+def test_column_label_is_stored_and_other_metadata_is_dropped(client):
     schema = pa.schema([labelled("k", pa.string(), "uuid"), ("n", pa.int32())])
     made = client.create_or_load("c", schema=schema, key_columns=["k"])
     assert made.schema.field("k").metadata == {LABEL: b"uuid"}
@@ -69,12 +69,12 @@ def test_a_label_is_kept_and_read_and_other_metadata_is_not(client):
             assert label_of(table.schema.field("k")) == "uuid"
             assert table.schema.field("n").metadata is None
         client.compact()
-    # To open it by its types alone is enough.
+    # Opening by types alone keeps the label.
     client.create_or_load("c", schema=SCHEMA, key_columns=["k"])
     assert label_of(made.schema.field("k")) == "uuid"
 
 
-def test_a_label_changes_only_with_its_type(client):
+def test_alter_of_label_without_type_change_raises_usage_error(client):
     schema = pa.schema([labelled("k", pa.string(), "uuid"), labelled("n", pa.int32(), "integer")])
     made = client.create_or_load("c", schema=schema)
     made.compare_and_append(rows(("a", 1, 0, 1)), 0, 1)
@@ -92,12 +92,12 @@ def test_a_label_changes_only_with_its_type(client):
     before = client.state
     made.alter(made.schema)
     assert client.state is before
-    # What is kept as text reads the same under any label.
+    # Values stored as text read the same under any label.
     made.alter(pa.schema([labelled("k", pa.string(), "text"), made.schema.field("n")]))
     assert label_of(made.schema.field("k")) == "text"
 
 
-def test_tables_are_staged_as_they_come(client):
+def test_stage_writes_many_tables_as_stored_parts(client):
     made = client.create_or_load("c", schema=SCHEMA)
     in_memory = 0
 
@@ -122,7 +122,7 @@ def test_tables_are_staged_as_they_come(client):
     assert sum(u.diff for u in made.snapshot(4)) == 1_002
 
 
-def test_what_does_not_fit_is_not_staged(client):
+def test_stage_with_schema_mismatch_raises_usage_error(client):
     made = client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
         with pytest.raises(UsageError, match="do not have the columns"):
@@ -134,12 +134,12 @@ def test_what_does_not_fit_is_not_staged(client):
     assert [u.time for u in made.snapshot(9)] == [9]
 
 
-def test_files_of_an_id_that_is_over_are_refused_and_nothing_is_kept_open(client):
+def test_append_of_batch_with_closed_staging_id_raises_usage_error(client):
     made = client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
         first = client.stage(made, [rows(("a", 1, 2, 1))], staging)
         made.seal(2).result()
-    client.run_maintenance()  # The id is worn out, and closed.
+    client.run_maintenance()  # Closes the staging id.
     with client.staging() as staging:
         second = client.stage(made, [rows(("b", 1, 2, 1))], staging)
         with pytest.raises(UsageError, match="is not in use here"):

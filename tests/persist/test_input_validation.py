@@ -1,4 +1,4 @@
-"""What callers hand in is stored as it is, or refused before anything is queued."""
+"""Input is stored exactly, or rejected before it is queued."""
 
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
@@ -63,7 +63,7 @@ def stored(kind: pa.DataType, value: Any) -> pa.ChunkedArray:
     ],
     ids=str,
 )
-def test_a_value_that_would_be_changed_is_refused_by_its_column(kind, value):
+def test_put_rows_with_inexact_value_raises_usage_error_with_column(kind, value):
     with pytest.raises(UsageError, match='column "b" of a row for collection "x"'):
         stored(kind, value)
 
@@ -95,22 +95,22 @@ def test_a_value_that_would_be_changed_is_refused_by_its_column(kind, value):
     ],
     ids=str,
 )
-def test_a_value_that_fits_is_stored_as_it_is(kind, value):
+def test_put_rows_stores_exact_value_unchanged(kind, value):
     assert stored(kind, value).to_pylist() == [value]
     assert stored(kind, None).to_pylist() == [None]
 
 
-def test_times_may_be_given_as_the_integers_they_are_stored_as():
+def test_put_rows_accepts_timestamp_as_integer():
     assert stored(pa.timestamp("ns"), 7).cast(pa.int64()).to_pylist() == [7]
 
 
-def test_a_null_in_a_not_null_column_is_refused():
+def test_put_rows_with_null_in_not_null_column_raises_usage_error():
     columns = pa.schema([pa.field("b", pa.int64(), nullable=False)])
     with pytest.raises(UsageError, match='of a row for collection "x" holds a null'):
         put_rows(CollectionAppend(1), [({}, 1, 1)], columns, collection="x")
 
 
-def test_names_of_any_kind_that_are_no_columns_are_refused():
+def test_put_rows_with_nonexistent_column_raises_usage_error():
     with pytest.raises(UsageError, match='no column "1"'):
         put_rows(
             CollectionAppend(1),
@@ -130,12 +130,12 @@ def test_names_of_any_kind_that_are_no_columns_are_refused():
     ],
     ids=str,
 )
-def test_a_table_may_not_hold_nulls_inside_what_is_not_null(kind, good, bad):
+def test_table_of_with_nested_null_in_not_null_type_raises_usage_error(kind, good, bad):
     columns = pa.schema([("b", kind)])
     for values in (good, good * 2):
         fine = pa.table([pa.array(values, kind)], schema=columns)
         assert table_of(fine, columns, time=1, collection="x").num_rows == len(values)
-    # Sliced, because a slice does not begin where its buffers do.
+    # Sliced: the buffers of a slice start before the slice.
     hollow = pa.table([pa.array([*good, *bad], kind)], schema=columns).slice(len(good))
     with pytest.raises(UsageError, match='column "b" for collection "x" holds nulls'):
         table_of(hollow, columns, time=1, collection="x")
@@ -143,7 +143,7 @@ def test_a_table_may_not_hold_nulls_inside_what_is_not_null(kind, good, bad):
 
 @dataclass(frozen=True)
 class Own:
-    """A codec of someone's own, that gives back just what it is told to."""
+    """User-defined codec that returns a fixed stored value."""
 
     stored_as: pa.DataType
     given: Any
@@ -162,7 +162,7 @@ class Own:
     [(pa.string(), 7), (pa.int32(), 2**40), (pa.int64(), 1.5), (pa.binary(), object)],
     ids=str,
 )
-def test_what_a_codec_makes_must_fit_its_column_before_anything_is_queued(kind, given):
+def test_put_pairs_with_codec_output_of_wrong_type_raises_and_queues_nothing(kind, given):
     columns = pa.schema([("key", pa.int64()), ("value", kind)])
     piece = CollectionAppend(1)
     with pytest.raises(UsageError, match='what codec "own" made of a value'):
@@ -170,7 +170,7 @@ def test_what_a_codec_makes_must_fit_its_column_before_anything_is_queued(kind, 
     assert piece.updates is None
 
 
-def test_times_and_diffs_come_along():
+def test_put_rows_keeps_times_and_diffs():
     piece = CollectionAppend(1)
     updates = [({"b": 1}, 5, 2), ({}, 3, -1)]
     put_rows(piece, updates, pa.schema([("b", pa.int8())]), collection="x")

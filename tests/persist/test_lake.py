@@ -8,7 +8,7 @@ from penstock.persist.store import check_not_a_lake
 SETTINGS = persist.Settings(background=False, notify="")
 
 
-def test_a_lake_is_not_made_a_storage_location(tmp_path):
+def test_check_not_a_lake_with_lake_url_raises_usage_error(tmp_path):
     lake = f"file:{tmp_path}/lake"
     check_not_a_lake(lake, open_blob(lake, writing=True))
     persist.open(f"{lake}/shop", writer="w", settings=SETTINGS).close()

@@ -1,4 +1,4 @@
-"""Rows by their key are the snapshot's rows of that key, whatever was merged or grown."""
+"""A lookup by key returns the rows of the snapshot, after merges and schema changes too."""
 
 import random
 import struct
@@ -46,7 +46,7 @@ kinds = st.sampled_from(list(VALUES))
 
 @st.composite
 def histories(draw):
-    """Key types, then batches of updates, with now and then a compaction in between."""
+    """Draw key types, then batches of updates with occasional compactions between them."""
     types = draw(st.lists(kinds, min_size=1, max_size=3))
     keys = st.tuples(*(st.sampled_from([*VALUES[kind], None]) for kind in types))
     update = st.tuples(
@@ -62,10 +62,10 @@ def bits(row):
 
 @given(history=histories(), inline_bytes=st.sampled_from([0, 10_000]), since=st.integers(0, 3))
 @settings(max_examples=60, deadline=None)
-def test_a_lookup_is_the_snapshot_of_those_keys(history, inline_bytes, since):
+def test_lookup_equals_snapshot_restricted_to_keys(history, inline_bytes, since):
     types, steps, wanted = history
     names = [f"k.{at}" for at in range(len(types))]
-    # The key is not first, a name may look like a path, and nested columns have several leaves.
+    # The key is not first, a name can look like a path, and nested columns have several leaves.
     fields = [
         pa.field("tags", pa.struct([("a", pa.string()), ("b", pa.list_(pa.int32()))])),
         *(pa.field(name, kind) for name, kind in zip(names, types, strict=True)),
@@ -110,7 +110,7 @@ def test_a_lookup_is_the_snapshot_of_those_keys(history, inline_bytes, since):
 
 
 def plain(table, names):
-    """Each row as its text, with its key, and how often it is there."""
+    """Return the multiplicity of each row, identified by its text and key."""
     found = Counter()
     for row in table.to_pylist():
         data = {name: value for name, value in row.items() if name not in (TIME, DIFF, *names)}
@@ -150,7 +150,7 @@ def items(table):
     return dict(zip(table["id"].to_pylist(), table["item"].to_pylist(), strict=True))
 
 
-def test_keys_are_found_in_every_version_of_the_schema(client, orders):
+def test_lookup_finds_keys_in_every_schema_version(client, orders):
     orders.alter(WIDER, defaults={"count": 1})
     orders.compare_and_append([({"id": 2**40, "item": "big", "count": 3}, 12, 1)], 10, 20)
     assert items(orders.lookup(ids(7, 4_999, 5_000), 9)) == {7: "item 7", 4_999: "item 4999"}
@@ -164,12 +164,12 @@ def test_keys_are_found_in_every_version_of_the_schema(client, orders):
     assert items(orders.lookup(ids(7), 9)) == {7: "item 7"}
 
 
-def test_only_parts_that_can_hold_a_key_are_read(client, orders):
+def test_lookup_reads_only_parts_whose_range_contains_the_key(client, orders):
     orders.allow_compaction(5).result()
-    client.compact()  # In order of the key.
+    client.compact()  # Sorts rows by key.
     parts = [p for b in orders.state.batches for p in b.parts if isinstance(p, Stored)]
     assert len(parts) > 3
-    orders.lookup(ids(0), 9)  # The footers are remembered from here on.
+    orders.lookup(ids(0), 9)  # Caches the footers.
     before = client.statistics()
     assert items(orders.lookup(ids(2_500), 9)) == {2_500: "item 2500"}
     assert client.statistics().bytes_read - before.bytes_read <= max(p.size for p in parts)
@@ -178,7 +178,7 @@ def test_only_parts_that_can_hold_a_key_are_read(client, orders):
     assert client.statistics().bytes_read == before.bytes_read
 
 
-def test_many_keys_at_once(client, orders):
+def test_lookup_of_many_keys_returns_all_existing_rows(client, orders):
     chosen = random.Random(3).sample(range(-500, 5_500), 3_000)
     expected = {n: f"item {n}" for n in chosen if 0 <= n < 5_000}
     assert items(orders.lookup(ids(*chosen, *chosen[:50]), 9)) == expected
@@ -186,7 +186,7 @@ def test_many_keys_at_once(client, orders):
     assert items(orders.lookup(ids(*chosen), 9)) == expected
 
 
-def test_what_was_discarded_or_is_not_sealed_is_not_found(client, orders):
+def test_lookup_omits_discarded_and_unsealed_updates(client, orders):
     orders.write([({"id": 1, "item": "late"}, 11, 1), ({"id": 1, "item": "later"}, 15, 1)]).result()
     orders.seal(12).result()
     client.discard_unsealed()
@@ -195,7 +195,7 @@ def test_what_was_discarded_or_is_not_sealed_is_not_found(client, orders):
     assert sorted(orders.lookup(ids(1), 19)["item"].to_pylist()) == ["item 1", "late"]
 
 
-def test_a_lookup_meets_what_a_snapshot_meets(client, orders):
+def test_lookup_outside_readable_times_raises_errors_of_snapshot(client, orders):
     orders.allow_compaction(5).result()
     with pytest.raises(SinceError):
         orders.lookup(ids(1), 4)
@@ -215,12 +215,12 @@ def test_a_lookup_meets_what_a_snapshot_meets(client, orders):
         (pa.table({"id": pa.array([1], pa.int64())}), "is int64, not int32"),
     ],
 )
-def test_keys_that_are_none_are_refused(orders, keys, match):
+def test_lookup_with_malformed_keys_raises_usage_error(orders, keys, match):
     with pytest.raises(UsageError, match=match):
         orders.lookup(keys, 9)
 
 
-def test_only_rows_with_a_key_can_be_looked_up(client):
+def test_lookup_in_collection_without_key_columns_raises_usage_error(client):
     bag = client.create_or_load("bag", schema=ORDERS)
     pairs = client.create_or_load("pairs", key=TEXT, value=TEXT)
     for each in (bag, pairs):
@@ -230,7 +230,7 @@ def test_only_rows_with_a_key_can_be_looked_up(client):
 
 
 @pytest.mark.parametrize("place", ["footer", "page"])
-def test_damage_is_found(place):
+def test_lookup_in_damaged_part_raises_corruption(place):
     shelf = Shelf()
     with opened(shelf, inline_bytes=0, cache_bytes=0) as client:
         orders = client.create_or_load("orders", schema=ORDERS, key_columns=["id"])

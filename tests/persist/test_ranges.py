@@ -1,6 +1,6 @@
-"""A merge cut into ranges comes to the same as a merge at once, whatever the rows are.
+"""A merge by ranges equals a merge at once, for all rows.
 
-Rows are compared bit by bit, which tells -0.0 from 0.0 and one NaN from another.
+Rows are compared bit by bit, which distinguishes -0.0 from 0.0 and the NaN values.
 """
 
 import struct
@@ -57,12 +57,12 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
         st.tuples(texts, integers), max_size=2, unique_by=lambda pair: pair[0]
     ),
 }
-"""Types, and few values of each, so that many rows are equal."""
+"""Types with few values each, which make many rows equal."""
 
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[pa.Table], tuple[str, ...]]:
-    """Tables of updates with one schema, and its key."""
+    """Draw tables of updates with one schema, and its key."""
     kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
     schema = pa.schema([(f".c{i}", kind) for i, kind in enumerate(kinds)])
     plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
@@ -84,7 +84,7 @@ def table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
 
 
 def exactly(rows: pa.Table) -> Counter[tuple[str, ...]]:
-    """The multiset of the rows, bit by bit."""
+    """Return the multiset of the rows, bit by bit."""
     columns = [column.cast(with_integer_times(column.type)).to_pylist() for column in rows.columns]
     return Counter(tuple(map(bits, row)) for row in zip(*columns, strict=True))
 
@@ -102,13 +102,13 @@ def bits(value: Any) -> str:
 
 
 def pieces_of(tables: list[pa.Table], starts: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
-    """What each range gets from all the tables."""
+    """Return the rows of each range from all tables."""
     cuts = [cut(each, starts, key) for each in tables]
     return [pa.concat_tables(parts) for parts in zip(*cuts, strict=True)]
 
 
 def told(bound: pa.Table) -> list[tuple[str, ...]]:
-    """Bounds as text that is the same for what sorts as equal: 0.0 and -0.0, all NaN."""
+    """Return bounds as text, equal for values that sort as equal: 0.0 and -0.0, all NaN."""
     columns = [column.cast(with_integer_times(column.type)).to_pylist() for column in bound.columns]
     return [
         tuple("0.0" if isinstance(v, float) and v == 0 else repr(v) for v in row)
@@ -117,7 +117,7 @@ def told(bound: pa.Table) -> list[tuple[str, ...]]:
 
 
 @given(cases(), st.data())
-def test_any_cut_keeps_every_row_and_no_two_ranges_share_a_key(case, data):
+def test_cut_keeps_every_row_and_shares_no_key_between_ranges(case, data):
     tables, key = case
     every = pa.concat_tables(tables)
     chosen = data.draw(st.lists(st.integers(0, max(every.num_rows - 1, 0)), max_size=4))
@@ -130,7 +130,7 @@ def test_any_cut_keeps_every_row_and_no_two_ranges_share_a_key(case, data):
 
 
 @given(cases(), st.data())
-def test_ranges_come_in_the_order_of_the_merged_rows(case, data):
+def test_cut_ranges_are_in_order_of_merged_rows(case, data):
     tables, key = case
     every = pa.concat_tables(tables)
     chosen = data.draw(st.lists(st.integers(0, max(every.num_rows - 1, 0)), max_size=4))
@@ -141,7 +141,7 @@ def test_ranges_come_in_the_order_of_the_merged_rows(case, data):
 
 
 @given(cases(), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
-def test_merging_by_ranges_is_merging_at_once(case, since, ranges, rows):
+def test_merge_by_ranges_equals_merge_at_once(case, since, ranges, rows):
     tables, key = case
     at_once = summed(pa.concat_tables(tables), key, since=since)
     tables = [advance(each, since) for each in tables]
@@ -155,7 +155,7 @@ def test_merging_by_ranges_is_merging_at_once(case, since, ranges, rows):
     assert distinct(at_once, key, since=since) == (bool(flags) and all(flags))
 
 
-def test_an_insertion_meets_its_deletion_whatever_their_diffs():
+def test_cut_keeps_insert_and_delete_of_a_row_in_one_range():
     schema = pa.schema([("a", pa.int64())])
     updates = table([(1, 0, -1), (1, 0, 1), (2, 0, 1)], schema)
     for start in range(3):
@@ -164,7 +164,7 @@ def test_an_insertion_meets_its_deletion_whatever_their_diffs():
         assert [row for each in merged for row in each.column("a").to_pylist()] == [2]
 
 
-def test_a_row_that_equals_a_splitter_is_in_the_range_it_begins():
+def test_cut_puts_row_equal_to_boundary_into_the_range_it_starts():
     schema = pa.schema([("k", pa.float64()), ("v", pa.string())])
     rows = [(-0.0, "x", 0, 1), (0.0, "y", 5, 1), (float("nan"), "z", 0, 1), (None, "n", 0, 1)]
     updates = table(rows, schema)
@@ -173,7 +173,7 @@ def test_a_row_that_equals_a_splitter_is_in_the_range_it_begins():
     assert values == [[], ["x", "y"], ["z"], ["n"]]
 
 
-def test_a_key_without_an_order_is_cut_by_time():
+def test_cut_by_unordered_key_type_uses_time():
     schema = pa.schema([("k", pa.float16())])
     updates = table([(1.0, 7, 1), (2.0, 5, 1), (1.0, 6, 1)], schema)
     assert bounds(updates, ("k",)).to_pydict() == {"c0": [7, 5, 6]}
@@ -181,7 +181,7 @@ def test_a_key_without_an_order_is_cut_by_time():
     assert [each.column(TIME).to_pylist() for each in cut(updates, starts, ("k",))] == [[5], [6, 7]]
 
 
-def test_splitters_make_ranges_of_about_equal_weight():
+def test_range_boundaries_make_ranges_of_similar_size():
     schema = pa.schema([("k", pa.int64())])
     many = table([(i, 0, 1) for i in range(10_000)], schema)
     few = table([(100_000 + i, 0, 1) for i in range(100)], schema)
@@ -192,7 +192,7 @@ def test_splitters_make_ranges_of_about_equal_weight():
     assert all(abs(size - 10_100 / 8) <= 2 * 10_000 / 64 for size in sizes)
 
 
-def test_one_key_for_all_is_one_range():
+def test_range_boundaries_of_single_key_make_one_range():
     schema = pa.schema([("k", pa.int64())])
     same = table([(7, 0, 1)] * 100, schema)
     starts = range_boundaries([sample(same, ("k",), 10)], [100], 4)
@@ -200,14 +200,14 @@ def test_one_key_for_all_is_one_range():
 
 
 @pytest.mark.parametrize("rows", [0, 1, 5])
-def test_a_sample_of_few_rows_is_all_of_them(rows):
+def test_sample_of_few_rows_returns_all_rows(rows):
     schema = pa.schema([("k", pa.int64())])
     few = table([(i, 0, 1) for i in range(rows)], schema)
     assert sample(few, ("k",), 5).num_rows == rows
     assert range_boundaries([sample(few, ("k",), 5)], [rows], 3).num_rows <= min(rows, 2)
 
 
-def test_diff_is_never_what_ranges_are_cut_by():
+def test_bounds_exclude_diff_and_nested_columns():
     schema = pa.schema([("a", pa.int64()), ("b", pa.list_(pa.int64()))])
     updates = table([(1, [2], 3, 9)], schema)
     assert updates.column(DIFF).to_pylist() == [9]

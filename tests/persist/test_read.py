@@ -1,4 +1,4 @@
-"""Readers elsewhere: behind, without permission to write, without a hold."""
+"""Remote readers: behind the log, without write permission, without a hold."""
 
 import os
 import shutil
@@ -23,7 +23,7 @@ def shelf():
 
 
 def grown(client, entries):
-    """A collection after many entries, of which all but the last few are truncated."""
+    """Return a collection after many entries, all but the last few truncated."""
     table = client.create_or_load("rows", schema=SCHEMA)
     for time in range(table.upper, table.upper + entries):
         table.compare_and_append(rows(("a", time, time, 1), ("b", 1, time, 1)), time, time + 1)
@@ -33,7 +33,7 @@ def grown(client, entries):
 
 
 @pytest.mark.parametrize("hold", [True, False])
-def test_a_reader_that_was_overtaken_by_truncation_finds_its_way(shelf, hold):
+def test_reader_overtaken_by_truncation_reads_current_contents(shelf, hold):
     with opened(shelf, inline_bytes=8) as client:
         grown(client, 2)
         with opened(shelf, writer=None, hold=hold) as reader:
@@ -45,7 +45,7 @@ def test_a_reader_that_was_overtaken_by_truncation_finds_its_way(shelf, hold):
             assert len(behind.snapshot(21)) == 23
 
 
-def test_a_listener_that_was_overtaken_by_truncation_goes_on(shelf):
+def test_listener_overtaken_by_truncation_receives_all_changes(shelf):
     with opened(shelf) as client, opened(shelf, writer=None) as reader:
         grown(client, 2)
         with reader.collection("rows").listen(1) as listener:
@@ -54,7 +54,7 @@ def test_a_listener_that_was_overtaken_by_truncation_goes_on(shelf):
             assert (changes.lower, changes.upper, len(changes)) == (2, 22, 40)
 
 
-def test_a_reader_without_a_hold_meets_compaction_as_an_error_that_says_so(shelf):
+def test_reader_without_hold_raises_usage_error_after_compaction(shelf):
     with opened(shelf, inline_bytes=8) as client:
         table = grown(client, 3)
         with opened(shelf, writer=None, hold=False) as reader:
@@ -69,7 +69,7 @@ def test_a_reader_without_a_hold_meets_compaction_as_an_error_that_says_so(shelf
                 reader.collection("rows").snapshot(2)
 
 
-def test_a_missing_object_is_damage_if_it_is_still_linked(shelf):
+def test_snapshot_with_missing_linked_object_raises_corruption(shelf):
     with opened(shelf, inline_bytes=8, cache_bytes=0) as client:
         table = grown(client, 3)
         (key,) = client.state.linked()
@@ -80,7 +80,7 @@ def test_a_missing_object_is_damage_if_it_is_still_linked(shelf):
             reader.collection("rows").snapshot(2)
 
 
-def test_readers_place_holds_and_nothing_else(shelf):
+def test_reader_writes_only_holds(shelf):
     with opened(shelf) as client:
         grown(client, 3)
         before = set(shelf.objects)
@@ -124,7 +124,7 @@ except persist.errors.PenstockError as error:
 
 @pytest.fixture
 def seen_by_all():
-    """A folder whose parents everybody may pass, which pytest's own are not."""
+    """Yield a folder that every user can enter; the folders of pytest are private."""
     folder = Path(tempfile.mkdtemp(prefix="penstock-"))
     folder.chmod(0o755)
     yield folder
@@ -133,7 +133,7 @@ def seen_by_all():
     shutil.rmtree(folder)
 
 
-def test_a_folder_that_may_only_be_read_can_be_read(seen_by_all):
+def test_reader_without_write_permission_reads_location(seen_by_all):
     folder = seen_by_all / "location"
     with persist.open(f"file:{folder}", writer="w", settings=by_hand()) as client:
         words = client.create_or_load("words", key=TEXT, value=UNIT)
@@ -143,7 +143,7 @@ def test_a_folder_that_may_only_be_read_can_be_read(seen_by_all):
     for path in (*found, folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
     child = subprocess.run(
-        # As root nothing is forbidden, so the child becomes nobody.
+        # Root may write everywhere: the child changes to the user nobody.
         [sys.executable, "-c", READS, str(folder), "65534" if os.getuid() == 0 else "0"],
         capture_output=True,
         text=True,
@@ -154,14 +154,14 @@ def test_a_folder_that_may_only_be_read_can_be_read(seen_by_all):
     assert sorted(folder.rglob("*")) == found
 
 
-def test_listening_from_the_very_beginning_may_begin_with_a_snapshot_of_nothing(shelf):
+def test_listen_from_minus_one_with_snapshot_starts_with_empty_snapshot(shelf):
     with opened(shelf) as client:
         table = grown(client, 2)
         with table.listen(-1, snapshot=True) as listener:
             assert len(listener.next_changes(timeout_ms=0)) == 0
 
 
-def test_snapshot_and_listen_as_of_a_datetime_equal_those_of_its_milliseconds(shelf):
+def test_snapshot_and_listen_as_of_datetime_use_its_milliseconds(shelf):
     moment = datetime(2026, 11, 16, 12, 0, 0, 5_900, tzinfo=UTC)
     time_ms = 1_794_830_400_005
     with opened(shelf) as client:

@@ -1,4 +1,4 @@
-"""How far a reading goes, and what is said where it cannot."""
+"""Limits of reads at errors of a collection, and their messages."""
 
 import pytest
 from hypothesis import given
@@ -14,7 +14,7 @@ UPPER = 30
 
 
 def errored(first: int, again: int | None):
-    """The state of a collection that is complete up to `UPPER`, and in error between two times."""
+    """Return the state of a collection in error between two times, complete up to `UPPER`."""
     with opened(Shelf()) as client:
         shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
         client.append_all([AppendTo(shop, [], 0, UPPER)], [Fail(shop, first, LOST)])
@@ -36,7 +36,7 @@ def readable(check, *times: int) -> bool:
 
 
 @given(state=st.sampled_from(STATES), lower=st.integers(0, 41))
-def test_what_is_reachable_from_a_snapshot_can_be_read_and_what_lies_beyond_cannot(state, lower):
+def test_reachable_upper_from_snapshot_is_the_last_readable_time(state, lower):
     if lower >= state.upper:
         return
     if not readable(check_contents, state, lower):
@@ -49,7 +49,7 @@ def test_what_is_reachable_from_a_snapshot_can_be_read_and_what_lies_beyond_cann
     assert upper == state.upper or not readable(check_contents, state, upper)
 
 
-def test_the_last_time_before_an_error_is_reachable_as_a_snapshot_and_not_as_changes_beyond():
+def test_reachable_stops_at_start_of_error():
     state = errored(10, None)
     assert reachable(state, 9, snapshot=True) == 10
     assert reachable(state, 9) == 10
@@ -58,7 +58,7 @@ def test_the_last_time_before_an_error_is_reachable_as_a_snapshot_and_not_as_cha
             reachable(state, 10, snapshot=snapshot)
 
 
-def test_an_error_that_is_over_says_when_and_where_to_start_anew():
+def test_read_in_recovered_error_span_raises_with_its_end_and_hint():
     state = errored(10, 35)
     for call in (lambda: check_contents(state, 12), lambda: check_changes(state, 5, 36)):
         with pytest.raises(CollectionErrored, match="slot is gone") as met:

@@ -1,4 +1,4 @@
-"""A name that moves to a new collection at a time: reads, listeners, holds and retention."""
+"""Move of a name to a new collection at a time: reads, listeners, holds and retention."""
 
 from collections import Counter
 
@@ -58,7 +58,7 @@ def texts(*updates):
 
 
 def replaced(client, old, at, updates=None, *, schema=TEXTS, key=("n",)):
-    """Replace a collection, in the one entry that also fills and seals the new one."""
+    """Replace a collection in the entry that also fills and seals the new one."""
     new = client.create_or_load("s/next/shop", schema=schema, key_columns=key, owner="s")
     client.append_all(
         [AppendTo(new, texts() if updates is None else updates, 0, at + 1)],
@@ -71,7 +71,7 @@ def contents(collection, as_of):
     return Counter({tuple(u.data.values()): u.diff for u in collection.snapshot(as_of)})
 
 
-def test_name_refers_to_the_old_collection_below_the_time_and_to_the_new_one_from_it(client, old):
+def test_replaced_name_resolves_to_old_collection_below_time_and_new_from_it(client, old):
     new = replaced(client, old, 30, texts(("a", "x", 30, 1)))
     assert client.collection("shop").id == new.id != old.id
     assert client.collections(hidden=True) == ["shop"]
@@ -83,7 +83,7 @@ def test_name_refers_to_the_old_collection_below_the_time_and_to_the_new_one_fro
     assert (found.id, as_of) == (old.id, 0)
 
 
-def test_errored_collection_that_is_replaced_keeps_its_error_until_the_time(client, old):
+def test_replaced_errored_collection_keeps_its_error_until_the_time(client, old):
     client.append_all([AppendTo(old, [], 20, 26)], [Fail(old, 25, CHANGED)])
     replaced(client, old, 30, texts(("a", "x", 30, 1)))
     assert contents(client.collection("shop", as_of=24), 24) == {("a", 1): 1, ("b", 2): 1}
@@ -94,7 +94,7 @@ def test_errored_collection_that_is_replaced_keeps_its_error_until_the_time(clie
     assert contents(client.collection("shop", as_of=30), 30) == {("a", "x"): 1}
 
 
-def test_replaced_collection_takes_no_update_and_no_second_replacement(client, old):
+def test_replaced_collection_rejects_updates_and_second_replacement(client, old):
     replaced(client, old, 30)
     before = client.state
     again = client.create_or_load("s/next/shop", schema=TEXTS, key_columns=["n"], owner="s")
@@ -106,7 +106,7 @@ def test_replaced_collection_takes_no_update_and_no_second_replacement(client, o
 
 
 @pytest.mark.parametrize("wrong", ["earlier", "unsealed", "itself", "begun otherwise", "foreign"])
-def test_replacement_that_would_change_what_was_readable_is_rejected(client, old, wrong):
+def test_replace_that_changes_readable_contents_raises_usage_error(client, old, wrong):
     owner = "other" if wrong == "foreign" else "s"
     new = client.create_or_load(f"{owner}/next/shop", schema=TEXTS, owner=owner)
     time = 15 if wrong == "earlier" else 30
@@ -120,7 +120,7 @@ def test_replacement_that_would_change_what_was_readable_is_rejected(client, old
     assert client.state is before
 
 
-def test_listener_of_a_collection_ends_where_it_is_replaced(shelf, client, old):
+def test_listener_of_replaced_collection_raises_collection_replaced_at_the_time(shelf, client, old):
     with (
         opened(shelf, writer=None, lease_ms=60_000) as reader,
         old.listen(5) as near,
@@ -134,7 +134,7 @@ def test_listener_of_a_collection_ends_where_it_is_replaced(shelf, client, old):
                 listener.next_changes(timeout_ms=0)
 
 
-def test_listener_of_an_errored_collection_fails_with_the_error_and_its_end(client, old):
+def test_listener_of_replaced_errored_collection_raises_error_with_its_end(client, old):
     client.append_all([AppendTo(old, [], 20, 26)], [Fail(old, 25, CHANGED)])
     replaced(client, old, 30)
     with old.listen(5) as listener:
@@ -144,7 +144,7 @@ def test_listener_of_an_errored_collection_fails_with_the_error_and_its_end(clie
         assert failed.value.until == 30
 
 
-def test_old_collection_is_destroyed_with_its_files_once_since_passes_its_upper(client, old):
+def test_replaced_collection_is_destroyed_when_since_passes_its_upper(client, old):
     old.compare_and_append(rows(*((f"k{n}", n, 21, 1) for n in range(90))), 20, 25)
     new = replaced(client, old, 30, texts(("a", "x", 30, 1)))
     old.allow_compaction(29).result()
@@ -161,7 +161,7 @@ def test_old_collection_is_destroyed_with_its_files_once_since_passes_its_upper(
     assert failed.value.detail.startswith("Its since is 30")
 
 
-def test_hold_below_the_time_keeps_both_collections(client, old):
+def test_hold_below_replacement_time_keeps_both_collections(client, old):
     new = replaced(client, old, 30)
     hold = client.hold("reader")
     hold.move({"shop": 25})
@@ -175,7 +175,7 @@ def test_hold_below_the_time_keeps_both_collections(client, old):
     assert old.id not in client.state.collections
 
 
-def test_hold_on_the_oldest_collection_keeps_it_when_a_later_one_is_over(client, old):
+def test_hold_on_oldest_generation_keeps_it_when_later_one_is_destroyed(client, old):
     hold = client.hold("reader")
     hold.move({"shop": 15})
     second = replaced(client, old, 30)
@@ -190,14 +190,14 @@ def test_hold_on_the_oldest_collection_keeps_it_when_a_later_one_is_over(client,
     assert list(client.state.collections) == [third.id]
 
 
-def test_destroying_a_name_destroys_what_had_it_before(client, old):
+def test_destroy_of_name_destroys_all_its_generations(client, old):
     replaced(client, old, 30)
     assert client.destroy("shop")
     assert not client.state.collections
     assert not client.state.names
 
 
-def test_another_process_and_a_rollup_resolve_the_name_alike(shelf, client, old):
+def test_replaced_name_resolves_equally_in_other_process_and_from_rollup(shelf, client, old):
     new = replaced(client, old, 30, texts(("a", "x", 30, 1)))
     client.compact()
     with opened(shelf, writer=None) as reader:
@@ -208,7 +208,7 @@ def test_another_process_and_a_rollup_resolve_the_name_alike(shelf, client, old)
     assert decode_rollup(frame, key="rollup/1", where="l").names == client.state.names
 
 
-def test_only_frames_that_tell_of_a_replacement_have_encoding_version_2(client, old):
+def test_only_frames_with_a_replacement_have_encoding_version_2(client, old):
     assert encode_rollup(client.state)[5] == 1
     moved = Entry("l", 1, "t", 0, (ReplaceOperation(1, 2, 30),))
     assert (encode_entry(moved)[5], encode_entry(Entry("l", 1, "t", 0, ()))[5]) == (2, 1)
@@ -217,7 +217,7 @@ def test_only_frames_that_tell_of_a_replacement_have_encoding_version_2(client, 
 
 
 @given(st.lists(st.tuples(st.sampled_from(["append", "replace", "forget"]), st.integers(1, 9))))
-def test_contents_as_of_every_retained_time_are_those_written_before_it(steps):
+def test_replaced_name_contents_as_of_every_retained_time_match_writes(steps):
     with opened(Shelf()) as client:
         client.create_or_load("shop", schema=TEXTS, owner="s")
         written = {}
@@ -248,7 +248,7 @@ def test_contents_as_of_every_retained_time_are_those_written_before_it(steps):
         assert (again.names, again.collections) == (client.state.names, client.state.collections)
 
 
-def test_reader_written_from_the_format_page_resolves_the_name_alike(tmp_path):
+def test_reader_from_format_page_resolves_replaced_name_equally(tmp_path):
     folder = tmp_path / "location"
     with persist.open(f"file:{folder}", writer="w", settings=by_hand()) as client:
         old = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"], owner="s")

@@ -14,7 +14,7 @@ from penstock.persist import Settings
         ("fan_in", 2),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_by_name(name, least):
+def test_settings_below_minimum_raise_usage_error_with_name(name, least):
     assert getattr(Settings(**{name: least}), name) == least
     with pytest.raises(UsageError, match=f'setting "{name}" is {least - 1}'):
         Settings(**{name: least - 1})

@@ -1,7 +1,7 @@
-"""Tasks write only where the driver will find it, however alike folders are called.
+"""Spark tasks write only to storage that the driver shares, even if folder names are equal.
 
-A symbolic link stands for the path that exists on every host: what it leads to
-depends on the host one is on.
+A symbolic link represents a path that exists on every host: its target depends on
+the host.
 """
 
 import socket
@@ -27,7 +27,7 @@ from penstock.persist.scan import task
 
 
 class Hosts:
-    """A path that leads to the driver's folder, or to that of another host in its blocks."""
+    """Path that leads to the folder of the driver, or to that of another host in its blocks."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "data"
@@ -39,7 +39,7 @@ class Hosts:
 
     @contextmanager
     def elsewhere(self) -> Iterator[None]:
-        """On the other host."""
+        """Run the block on the other host."""
         self._lead_to(self.other)
         try:
             yield
@@ -49,7 +49,7 @@ class Hosts:
     def _lead_to(self, folder: Path) -> None:
         self.path.unlink()
         self.path.symlink_to(folder)
-        # On another host runs another process, which has opened nothing yet.
+        # Another host runs another process, which has no open stores yet.
         task._store.cache_clear()
         task._batches.cache_clear()
 
@@ -87,7 +87,7 @@ def proofs(folder: Path) -> list[Path]:
     return list(folder.resolve().rglob("*.proof"))
 
 
-def test_a_task_that_sees_the_proof_writes(hosts, client):
+def test_spark_task_that_sees_the_marker_writes(hosts, client):
     target = client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
         with marker_placed(client.url, staging) as marker:
@@ -100,7 +100,7 @@ def test_a_task_that_sees_the_proof_writes(hosts, client):
 
 
 @pytest.mark.parametrize("there", [True, False], ids=["another folder", "no folder"])
-def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, client, there):
+def test_spark_task_without_shared_storage_raises_and_writes_nothing(hosts, client, there):
     target = client.create_or_load("c", schema=SCHEMA)
     if not there:
         hosts.other.rmdir()
@@ -108,7 +108,7 @@ def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, 
         share = share_for(target, staging, marker)
         first = share.write(some_rows())
         sent, read = some_rows(), some_rows()
-        with hosts.elsewhere():  # An executor that came later.
+        with hosts.elsewhere():  # An executor that started later.
             second = share.write(sent)
             third = share.write(read, to_the_end=False)
         for each in ([first, second], [third]):
@@ -117,7 +117,7 @@ def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, 
             assert f'host "{socket.gethostname()}"' in str(told.value)
             assert hosts.url in str(told.value)
             assert "s3://" in told.value.hint
-        # Spark's rows are taken to the end, and ours are left where they are.
+        # Rows from Spark are read to the end, other rows are not.
         assert next(sent, None) is None
         assert next(read, None) is not None
     assert not hosts.other.exists() or list(hosts.other.rglob("*")) == []
@@ -126,7 +126,7 @@ def test_a_task_on_a_host_that_shares_nothing_says_so_and_writes_nothing(hosts, 
     assert litter(hosts.url) == []
 
 
-def test_what_the_same_process_writes_needs_no_proof(hosts, client):
+def test_write_in_driver_process_needs_no_marker(hosts, client):
     target = client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
         batch = gathered([share_for(target, staging, "").write(some_rows())])
@@ -135,11 +135,11 @@ def test_what_the_same_process_writes_needs_no_proof(hosts, client):
     assert proofs(hosts.path) == []
 
 
-def test_a_proof_that_a_dead_driver_left_is_swept(hosts, client):
+def test_compact_sweeps_marker_of_closed_staging_id(hosts, client):
     client.create_or_load("c", schema=SCHEMA)
     with client.staging() as staging:
         key = place_marker(client.url, staging)
-        client.compact()  # Not while the id is open.
+        client.compact()  # Keeps the marker while the staging id is open.
         assert litter(hosts.url) == [key]
         assert verify(open_blob(hosts.url)).sound
     client.compact()
@@ -153,7 +153,7 @@ def test_a_proof_that_a_dead_driver_left_is_swept(hosts, client):
         assert litter(hosts.url) == []
 
 
-def test_a_proof_in_memory_is_seen_by_the_same_process():
+def test_marker_in_memory_location_is_visible_in_same_process():
     with persist.open("memory:proofs", writer="w", settings=by_hand()) as client:
         target = client.create_or_load("c", schema=SCHEMA)
         with client.staging() as staging, marker_placed(client.url, staging) as marker:
@@ -164,13 +164,13 @@ def test_a_proof_in_memory_is_seen_by_the_same_process():
 
 
 class Rows:
-    """A piece of a first copy."""
+    """Split of an initial snapshot."""
 
     def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
         return some_rows()
 
 
-def test_a_first_copy_by_tasks_elsewhere_is_refused_and_one_here_is_linked(hosts, client):
+def test_initial_snapshot_by_remote_tasks_is_rejected_and_local_one_accepted(hosts, client):
     class Here:
         def read(self, share, pieces, _watch) -> list[Written]:
             return [share.write(piece.read()) for piece in pieces]

@@ -1,4 +1,4 @@
-"""However batches come, there are few of them and each row is rewritten seldom."""
+"""Bounds of the spine: few batches, and few rewrites of each row, for all arrivals."""
 
 import math
 
@@ -9,7 +9,7 @@ from penstock.persist.merge.spine import level, next_merge
 
 
 def run(arrivals: list[int], fan_in: int) -> tuple[list[int], int, int]:
-    """The batches in the end, the most there ever were, and the rows that were rewritten."""
+    """Return the final batches, the maximum number of batches, and the rewritten rows."""
     batches: list[int] = []
     most = rewritten = 0
     for size in arrivals:
@@ -34,7 +34,7 @@ arrivals = st.one_of(
 
 
 @given(arrivals, st.sampled_from([2, 4, 8]))
-def test_batches_and_rewriting_stay_logarithmic(arrivals, fan_in):
+def test_spine_batch_count_and_rewrites_stay_logarithmic(arrivals, fan_in):
     batches, most, rewritten = run(arrivals, fan_in)
     total = sum(arrivals)
     assert sum(batches) == total
@@ -43,7 +43,7 @@ def test_batches_and_rewriting_stay_logarithmic(arrivals, fan_in):
     assert rewritten <= total * 2 * (height + 1)
 
 
-def test_many_batches_of_one_row_cost_what_they_should():
+def test_spine_of_single_row_batches_stays_within_expected_cost():
     batches, most, rewritten = run([1] * 4096, 8)
     assert len(batches) <= 8 * math.log(4096, 8) + 2
     assert most <= 40

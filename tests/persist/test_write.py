@@ -1,4 +1,4 @@
-"""The queue: in order, in groups, each call by itself; and what failing leaves behind."""
+"""Write queue: order, group commit, independent calls, and the effects of failures."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -24,7 +24,7 @@ from penstock.persist.write import Append, Committer, Control
 
 
 class Refusing:
-    """Refuses to write, or to list, the keys that begin with `refused`."""
+    """Store that rejects writes to, and lists of, keys with the prefixes `refused`."""
 
     def __init__(self, inner):
         self._inner = inner
@@ -66,7 +66,7 @@ def client(shelf):
 
 
 def gate(client: Client):
-    """Nothing is committed inside the block."""
+    """Return the lock that blocks all commits."""
     return client._machine._advancing
 
 
@@ -74,7 +74,7 @@ def pair(key, time=0, diff=1):
     return ((key, None), time, diff)
 
 
-def test_each_of_many_threads_finds_its_own_calls_in_order(client):
+def test_write_by_many_threads_keeps_order_of_each_thread(client):
     collection = client.create_or_load("c", key=TEXT, value=INT64)
     callers, calls = 64, 10
     ready = threading.Barrier(callers)
@@ -83,7 +83,7 @@ def test_each_of_many_threads_finds_its_own_calls_in_order(client):
         ready.wait()
         for number in range(calls):
             collection.write([((f"t{caller}", number), 0, 1)]).result()
-            # Whoever is told has their update durable, so the next goes in after it.
+            # An acknowledged update is durable. The next update follows it.
             stored = client.reader.rows(
                 collection.state, collection.state.schemas[-1], lower=0, upper=1
             )
@@ -96,7 +96,7 @@ def test_each_of_many_threads_finds_its_own_calls_in_order(client):
     assert sum(update.diff for update in collection.snapshot(0)) == callers * calls
 
 
-def test_what_is_called_while_an_entry_is_being_written_goes_into_the_next_one(client):
+def test_writes_during_a_commit_share_the_next_entry(client):
     collection = client.create_or_load("c", key=TEXT, value=INT64)
     before = client.state.seqno
     with gate(client), ThreadPoolExecutor(64) as pool:
@@ -105,7 +105,7 @@ def test_what_is_called_while_an_entry_is_being_written_goes_into_the_next_one(c
     assert client.state.seqno - before <= 2
 
 
-def test_futures_resolve_in_the_order_of_the_calls(client):
+def test_seal_futures_resolve_in_call_order(client):
     collection = client.create_or_load("c", key=TEXT, value=UNIT)
     told, futures = [], []
     with gate(client):
@@ -117,7 +117,7 @@ def test_futures_resolve_in_the_order_of_the_calls(client):
     assert told == list(range(50))
 
 
-def test_racing_appends_have_one_winner_and_the_others_learn_the_upper(client):
+def test_racing_compare_and_append_has_one_winner_and_upper_mismatches(client):
     collection = client.create_or_load("c", key=TEXT, value=UNIT)
     ready = threading.Barrier(8)
 
@@ -132,7 +132,7 @@ def test_racing_appends_have_one_winner_and_the_others_learn_the_upper(client):
     assert len(collection.snapshot(0)) == 1
 
 
-def test_nobody_can_cancel_what_may_already_be_written(client):
+def test_cancel_of_queued_write_returns_false(client):
     collection = client.create_or_load("c", key=TEXT, value=UNIT)
     with gate(client):
         future = collection.write([pair("a")])
@@ -141,7 +141,7 @@ def test_nobody_can_cancel_what_may_already_be_written(client):
     assert collection.seal(1).result() == Appended(1)
 
 
-def test_a_failed_upload_fails_its_call_and_what_is_queued_behind_it(shelf):
+def test_failed_upload_fails_its_write_and_later_calls_of_the_collection(shelf):
     held = []
 
     def wrap(blob):
@@ -173,7 +173,7 @@ def test_failing_spreads_along_calls_that_touch_several_collections(client):
     made = {n: client.create_or_load(n, key=TEXT, value=UNIT) for n in "abc"}
     made["a"].seal(5).result()
     with gate(client):
-        # The first one is committed alone, so the rest stands in the queue behind it.
+        # The first call is committed alone; the others are queued behind it.
         first = made["c"].write([pair("c", 3)])
         wrong = made["a"].write([pair("x", 1)])
         both = client.seal_all({made["a"]: 6, made["b"]: 6})
@@ -188,8 +188,8 @@ def test_failing_spreads_along_calls_that_touch_several_collections(client):
     assert beside.result() == Appended(8)
 
 
-def test_failing_spreads_through_the_queue_too(client, monkeypatch):
-    """As above, with each call in a group of its own."""
+def test_failed_write_in_separate_groups_fails_dependent_calls(client, monkeypatch):
+    """Run the previous test with a separate group for each call."""
 
     def take_one(self):
         work = self._queue.popleft()
@@ -200,7 +200,7 @@ def test_failing_spreads_through_the_queue_too(client, monkeypatch):
     assert client.collection("c").upper == 8
 
 
-def test_what_was_written_is_told_even_if_since_could_not_be_settled(shelf):
+def test_write_is_acknowledged_when_since_cannot_advance(shelf):
     held = []
 
     def wrap(blob):
@@ -222,7 +222,7 @@ def test_what_was_written_is_told_even_if_since_could_not_be_settled(shelf):
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_when_patience_ends_the_outcome_is_in_doubt_and_reopening_tells(shelf, happened):
+def test_write_beyond_patience_is_indeterminate_and_reopen_shows_outcome(shelf, happened):
     held = []
 
     def wrap(blob):
@@ -258,7 +258,7 @@ def test_when_patience_ends_the_outcome_is_in_doubt_and_reopening_tells(shelf, h
         assert len(found.snapshot(1)) == happened
 
 
-def test_rows_handed_in_just_before_the_schema_grew_keep_their_version(shelf):
+def test_rows_queued_before_alter_keep_their_schema_version(shelf):
     with opened(shelf, inline_bytes=8) as client:
         table = client.create_or_load("rows", schema=SCHEMA)
         piece = table.piece(rows(("a", 1, 1, 1)))
@@ -268,7 +268,7 @@ def test_rows_handed_in_just_before_the_schema_grew_keep_their_version(shelf):
         assert [u.data for u in table.snapshot(1)] == [{"k": "a", "n": 1, "m": None}]
 
 
-def test_a_destroyed_collection_takes_nothing_and_breaks_nobody(client):
+def test_calls_on_destroyed_collection_raise_usage_error(client):
     gone = client.create_or_load("gone", key=TEXT, value=UNIT)
     kept = client.create_or_load("kept", key=TEXT, value=UNIT)
     assert gone.destroy()
@@ -285,14 +285,14 @@ def test_a_destroyed_collection_takes_nothing_and_breaks_nobody(client):
     assert kept.seal(1).result() == Appended(1)
 
 
-def test_a_default_of_the_wrong_type_is_refused_and_breaks_nobody(client):
+def test_alter_with_default_of_wrong_type_raises_usage_error(client):
     table = client.create_or_load("rows", schema=SCHEMA)
     with pytest.raises(UsageError, match="does not fit"):
         table.alter(SCHEMA.append(pa.field("m", pa.int64())), defaults={"m": "many"})
     assert table.seal(1).result() == Appended(1)
 
 
-def test_collections_of_another_client_are_refused(client):
+def test_calls_with_collection_of_other_client_raise_usage_error(client):
     with opened(Shelf()) as other:
         foreign = other.create_or_load("c", key=TEXT, value=UNIT)
         client.create_or_load("c", key=TEXT, value=UNIT)
@@ -302,7 +302,7 @@ def test_collections_of_another_client_are_refused(client):
             client.append_all([AppendTo(foreign, [], 0, 5)])
 
 
-def test_a_merge_of_few_rows_and_many_columns_ends(shelf):
+def test_merge_of_few_rows_with_many_columns_terminates(shelf):
     schema = pa.schema([(f"c{n}", pa.int8()) for n in range(50)])
     with opened(shelf, inline_bytes=800) as client:
         table = client.create_or_load("wide", schema=schema)
