@@ -51,7 +51,7 @@ def check(client: persist.Client, expected: dict[str, Any]) -> None:
                 collection.snapshot(time)
 
 
-def test_golden_locations_cover_every_release():
+def test_golden_locations_are_exactly_those_of_v0_1():
     assert [folder.name for folder in GOLDEN] == ["v0.1"]
 
 

@@ -10,7 +10,7 @@ from penstock.durable.memory import MemoryBlob
 from penstock.errors import Corruption
 
 
-@settings(deadline=None)  # CI machines have two shared cores.
+@settings(deadline=None)  # Slow on two shared cores.
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=12),
     reads=st.lists(st.integers(0, 11), max_size=40),

@@ -53,7 +53,7 @@ def test_retrying_create_of_taken_key_returns_false_after_any_fault(fate: Fate) 
     assert MemoryBlob(shelf).get("log/0") == b"theirs"
 
 
-@settings(deadline=None)  # CI machines have two shared cores.
+@settings(deadline=None)  # Slow on two shared cores.
 @given(scripts=st.lists(fates, min_size=2, max_size=4))
 def test_retrying_create_by_many_creators_with_faults_has_one_winner(
     scripts: list[list[Fate]],
@@ -67,7 +67,7 @@ def test_retrying_create_by_many_creators_with_faults_has_one_winner(
     assert MemoryBlob(shelf).get("log/0") == b"%d" % told.index(True)
 
 
-@settings(deadline=None)  # CI machines have two shared cores.
+@settings(deadline=None)  # Slow on two shared cores.
 @given(script=fates)
 def test_retrying_put_and_delete_take_effect_after_any_faults(script: list[Fate]) -> None:
     shelf = Shelf()

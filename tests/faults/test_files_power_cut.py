@@ -74,7 +74,7 @@ def run(
     return promises.broken(FileBlob(ROOT, disk=disk.after_power_cut(random.Random(seed))))
 
 
-@settings(deadline=None)  # CI machines have two shared cores.
+@settings(deadline=None)  # Slow on two shared cores.
 @given(
     program=writes,
     seed=st.integers(0, 2**32),
