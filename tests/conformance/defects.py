@@ -1,7 +1,7 @@
-"""What a connector can do wrong: at least one thing for each check.
+"""Planted defects of a connector, at least one per check.
 
-A defect says which check must find it, in which pattern, and a word of what that
-check then says. One that makes a connector hang is waited for less.
+A defect names the check that must find it, the pattern, and a part of the expected
+failure reason. The timeout is shorter for a defect that makes the connector hang.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Defect:
     pattern: str = REMOTE
     hangs: bool = False
     process: bool = False
-    """Whether the whole process has it, since the check gives no endpoint to name it in."""
+    """Set for the process: the check sends no endpoint config that could name the defect."""
 
     def __str__(self) -> str:
         return f"{self.name}-{self.pattern}" if self.pattern != REMOTE else self.name

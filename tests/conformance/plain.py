@@ -1,11 +1,12 @@
-"""A connector that shares no code with what tests it, in each of the four patterns.
+"""Reference connector for the suite, in each of the four patterns.
 
-It speaks gRPC through protobuf's own library, and keeps everything in one SQLite file:
+The connector shares no code with the suite: it uses the protobuf library, and stores all
+data in one SQLite file:
 
     python plain.py --listen 127.0.0.1:9000
 
-`mode` in the endpoint configuration is the pattern. `defect` there, or `--defect`, makes
-it break one rule; each place that can be broken asks `bad`.
+`mode` in the endpoint config selects the pattern. `defect` in the endpoint config, or
+`--defect`, plants one defect. `bad` returns whether a defect is planted.
 """
 
 import argparse
@@ -25,7 +26,7 @@ from penstock.protocol._generated import materialize_pb2 as pb
 
 
 class Driver:
-    """The questions, and the list of streams."""
+    """Unary RPCs, and the registry of open streams."""
 
     def __init__(self, defect: str) -> None:
         self.defect = defect
@@ -131,7 +132,7 @@ class Driver:
             db.execute("delete from pushed where resource = ?", [name])
 
     def take_over(self, newer: Stream) -> None:
-        """End older streams that have some of the keys."""
+        """End older streams whose key range overlaps."""
         with self.taking_over:
             for older in list(self.streams):
                 if newer.ends(older):

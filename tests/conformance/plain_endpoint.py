@@ -1,4 +1,4 @@
-"""The SQLite file behind `plain.py`, and the configuration that names it."""
+"""SQLite endpoint of `plain.py`, and its config."""
 
 import json
 import sqlite3
@@ -24,11 +24,11 @@ create table if not exists done (id text primary key);
 
 
 class Refused(Exception):
-    """What was asked cannot be."""
+    """Rejected request."""
 
 
 class Endpoint:
-    """What an endpoint configuration names."""
+    """Endpoint opened from its config."""
 
     def __init__(self, text: str, defect: str) -> None:
         try:

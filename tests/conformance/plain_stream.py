@@ -1,4 +1,4 @@
-"""A Transactions stream of `plain.py`: what is done on each message, and what can be done wrong."""
+"""Transactions stream of `plain.py`: message handlers with planted defects."""
 
 import base64
 import contextlib
@@ -21,12 +21,10 @@ ZERO = bytes.fromhex("f8ffffff0f01")
 
 
 class Borne(Exception):
-    """It is passed over that it cannot be: the stream ends as if all were well."""
+    """Ignored protocol violation: the stream ends without an error."""
 
 
 class Stream:
-    """One Transactions stream."""
-
     def __init__(self, driver: Any, requests: Iterator[bytes]) -> None:
         self.driver = driver
         self.requests: queue.Queue[Any] = queue.Queue()
@@ -47,7 +45,7 @@ class Stream:
             for data in requests:
                 self.requests.put(data)
             self.requests.put(None)
-        except Exception:  # noqa: BLE001  (gRPC says that the stream was cancelled so)
+        except Exception:  # noqa: BLE001  (gRPC reports a cancelled stream this way)
             self.requests.put(ConnectionError("cancelled"))
 
     def run(self) -> Iterator[Any]:
@@ -72,7 +70,7 @@ class Stream:
                 self.driver.streams.remove(self)
 
     def refuse(self, name: str, why: str) -> NoReturn:
-        """Refuse a message, unless it is borne."""
+        """Reject a message, unless a defect ignores the violation."""
         raise Borne if self.bad(f"bears-{name}") else Refused(why)
 
     def _end(self) -> None:
@@ -148,7 +146,7 @@ class Stream:
         yield pb.TransactionResponse(opened={"runtime_checkpoint": self._fence()})
 
     def ends(self, older: "Stream") -> bool:
-        """Whether an older stream must give way."""
+        """Return whether this stream ends an older stream."""
         if self.bad("lets-both-live"):
             return False
         if self.task != older.task:
@@ -428,7 +426,6 @@ class Stream:
             self._put(stores)
 
     def _put(self, stores: Any) -> None:
-        """Within a transaction."""
         upsert = "insert into rows values (?, ?, ?, ?) on conflict do update set doc = excluded.doc"
         upsert += ", epoch = excluded.epoch"
         if not self.bad("older-overwrites"):
@@ -533,8 +530,6 @@ def _loaded(binding: int, docs: list[bytes]) -> Any:
 
 
 class Immediate:
-    """A write transaction."""
-
     def __init__(self, db: sqlite3.Connection) -> None:
         self.db = db
 

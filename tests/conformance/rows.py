@@ -1,4 +1,4 @@
-"""Prints what `plain.py` keeps of a resource: `python rows.py plain.db NAME`."""
+"""Printer for the rows that `plain.py` stores: `python rows.py plain.db NAME`."""
 
 import json
 import sqlite3

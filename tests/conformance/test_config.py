@@ -1,4 +1,4 @@
-"""The file that describes a connector, and the errors that point into it."""
+"""Connector description files and their validation errors."""
 
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,14 @@ GOOD: dict[str, Any] = {
 }
 
 
-def test_four_keys_are_enough() -> None:
+def test_parse_with_required_keys_only_uses_defaults() -> None:
     config = parse(GOOD)
     assert config.pattern is Pattern.REMOTE_AUTHORITATIVE
     assert (config.command, config.read, config.delta_resource) == ((), (), None)
     assert not config.security.tls
 
 
-def test_a_file_is_read(tmp_path: Path) -> None:
+def test_load_parses_yaml_and_fills_placeholders(tmp_path: Path) -> None:
     path = tmp_path / "connector.yaml"
     path.write_text(
         "endpoint: {path: x}\nresource: {table: 'a_{name}'}\npattern: push-only\n"
@@ -56,20 +56,22 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ],
     ids=lambda each: "-".join(each) if isinstance(each, dict) else "",
 )
-def test_an_error_names_the_key(change: dict[str, Any], says: str) -> None:
+def test_parse_with_invalid_key_raises_usage_error_naming_the_key(
+    change: dict[str, Any], says: str
+) -> None:
     with pytest.raises(UsageError, match=says) as caught:
         parse({**GOOD, **change})
     assert "hidden-word" not in f"{caught.value}{caught.value.detail}{caught.value.hint}"
 
 
 @pytest.mark.parametrize("text", ["- a\n", "a: [\n", ""], ids=["list", "broken", "empty"])
-def test_what_is_no_mapping_is_told(text: str, tmp_path: Path) -> None:
+def test_load_config_without_mapping_raises_usage_error(text: str, tmp_path: Path) -> None:
     path = tmp_path / "connector.yaml"
     path.write_text(text)
     with pytest.raises(UsageError, match=r"holds no mapping|is not YAML"):
         load(path)
 
 
-def test_a_file_that_there_is_not_is_told(tmp_path: Path) -> None:
+def test_load_config_with_missing_file_raises_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load(tmp_path / "nothing.yaml")

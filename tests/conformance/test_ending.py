@@ -1,4 +1,4 @@
-"""A check that is told to end leaves no process behind, however far it has come."""
+"""Signals during `connector check`: no connector process survives the check."""
 
 import json
 import os
@@ -24,7 +24,7 @@ HANGS = "{python} {plain} --listen $ADDRESS & echo $! $$ > {pids}; wait"
 
 
 def started(folder: Path, script: str, *before: str) -> "subprocess.Popen[bytes]":
-    """`check` of a connector within a shell, of which the first acknowledge never comes."""
+    """Start `connector check` of a connector that never sends the first Acknowledged."""
     endpoint = {"path": str(folder / "plain.db"), "defect": "no-first-acknowledge"}
     names = {"python": sys.executable, "plain": HERE / "plain.py", "pids": folder / "pids"}
     config = {
@@ -51,7 +51,7 @@ def started(folder: Path, script: str, *before: str) -> "subprocess.Popen[bytes]
     ],
     ids=["SIGTERM before it listens", "SIGTERM amid a check", "SIGINT amid a check"],
 )
-def test_a_check_that_is_told_to_end_ends_the_connector(
+def test_check_on_signal_ends_the_connector_processes(
     script: str, sign: str, number: signal.Signals, tmp_path: Path
 ) -> None:
     with started(tmp_path, script) as check:
@@ -62,7 +62,7 @@ def test_a_check_that_is_told_to_end_ends_the_connector(
         wait_for(lambda pid=pid: not alive(int(pid)))
 
 
-def test_a_signal_that_is_ignored_does_not_end_a_check(tmp_path: Path) -> None:
+def test_check_with_ignored_sighup_ends_on_sigterm_only(tmp_path: Path) -> None:
     ignoring = ("sh", "-c", 'trap "" HUP; exec "$@"', "sh")
     with started(tmp_path, NEVER_LISTENS, *ignoring) as check:
         wait_for(lambda: (tmp_path / "pids").exists() and (tmp_path / "pids").read_text().strip())
@@ -71,7 +71,7 @@ def test_a_signal_that_is_ignored_does_not_end_a_check(tmp_path: Path) -> None:
         assert check.wait(60) == 128 + signal.SIGTERM
 
 
-def test_signals_are_afterwards_what_they_were(tmp_path: Path) -> None:
+def test_check_restores_signal_handlers(tmp_path: Path) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(each) for each in numbers]
     with pytest.raises(UsageError, match="cannot be read"):
@@ -79,7 +79,7 @@ def test_signals_are_afterwards_what_they_were(tmp_path: Path) -> None:
     assert [signal.getsignal(each) for each in numbers] == before
 
 
-def test_what_a_wrapper_leaves_behind_is_ended(tmp_path: Path) -> None:
+def test_orphan_process_of_exited_wrapper_is_killed(tmp_path: Path) -> None:
     listen = (
         "import signal, socket, sys; "
         "kept = socket.create_server(('127.0.0.1', int(sys.argv[1]))); signal.pause()"
@@ -116,7 +116,6 @@ def test_what_a_wrapper_leaves_behind_is_ended(tmp_path: Path) -> None:
 
 
 def alive(pid: int) -> bool:
-    """Whether there is such a process that still runs."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The cases of tests/vectors/flow.json about the life of a stream, over the wire."""
+"""Lifecycle vectors of tests/vectors/flow.json, executed over gRPC."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,7 +38,7 @@ ELSEWHERE = {
 }
 
 
-def test_every_vector_of_the_life_of_a_stream_is_treated() -> None:
+def test_every_lifecycle_vector_has_a_test() -> None:
     assert CASES.keys() == TESTED | ELSEWHERE.keys()
 
 
@@ -83,7 +83,7 @@ class FullDisk(ToyTransactor):
         raise OSError("the disk is full")
 
 
-def test_life_02_a_store_that_fails_is_told_instead_of_started_commit(
+def test_life_02_failed_store_is_reported_instead_of_started_commit(
     toy: Toy, connection: Connection
 ) -> None:
     assert outcome("life-02").endswith("transactor.Store: <err>")
@@ -102,7 +102,9 @@ def test_life_02_a_store_that_fails_is_told_instead_of_started_commit(
     assert toy.checkpoint == b""
 
 
-def test_life_06_a_runtime_may_go_between_transactions(toy: Toy, connection: Connection) -> None:
+def test_life_06_stream_end_between_transactions_closes_cleanly(
+    toy: Toy, connection: Connection
+) -> None:
     assert outcome("life-06") == "driver sees EOF and exits cleanly"
     stream = ready(connection)
     stream.end()
@@ -110,7 +112,7 @@ def test_life_06_a_runtime_may_go_between_transactions(toy: Toy, connection: Con
     assert toy.events[-1] == "close 1"
 
 
-def test_life_07_a_runtime_may_not_go_while_loads_are_under_way(connection: Connection) -> None:
+def test_life_07_stream_end_after_load_is_rejected(connection: Connection) -> None:
     said = outcome("life-07").removeprefix("driver error: ")
     assert said.startswith("unexpected EOF")
     stream = ready(connection)
@@ -120,7 +122,7 @@ def test_life_07_a_runtime_may_not_go_while_loads_are_under_way(connection: Conn
         stream.receive()
 
 
-def test_life_08_loaded_before_acknowledged_is_refused() -> None:
+def test_life_08_loaded_before_acknowledged_raises_remote_protocol_error() -> None:
     assert outcome("life-08") == "protocol error"
     where = Transaction(Role.RUNTIME).after_sending(Kind.OPEN).after_receiving(Kind.OPENED)
     where = where.after_sending(Kind.ACKNOWLEDGE).after_sending(Kind.LOAD)
@@ -128,7 +130,9 @@ def test_life_08_loaded_before_acknowledged_is_refused() -> None:
         where.after_receiving(Kind.LOADED)
 
 
-def test_life_09_flush_waits_for_acknowledged(connection: Connection) -> None:
+def test_life_09_flush_before_acknowledged_raises_local_protocol_error(
+    connection: Connection,
+) -> None:
     assert outcome("life-09").startswith("protocol violation")
     stream = opened(connection)
     with pytest.raises(LocalProtocolError, match="Flush may not be sent before Acknowledged"):
@@ -138,7 +142,7 @@ def test_life_09_flush_waits_for_acknowledged(connection: Connection) -> None:
     assert stream.receive() == Flushed()
 
 
-def test_life_11_a_delta_binding_is_flushed_and_not_loaded(
+def test_life_11_delta_binding_accepts_flush_and_rejects_load(
     toy: Toy, connection: Connection
 ) -> None:
     expected = CASES["life-11"]["expect"]

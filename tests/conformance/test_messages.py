@@ -1,4 +1,4 @@
-"""What the suite puts together by hand is what the protocol reads, and JSON is compared as JSON."""
+"""Hand-encoded messages of the suite, and its JSON comparison."""
 
 import copy
 import json
@@ -28,21 +28,21 @@ values = st.recursive(
 
 
 def scattered(content: list[bytes]) -> tuple[bytes, list[tuple[int, int]]]:
-    """All of them in one arena, last first."""
+    """Return an arena with all parts in reverse order, and their slices."""
     arena = b"".join(reversed(content))
     ends = [len(arena) - sum(map(len, content[:n])) for n in range(len(content))]
     return arena, [(end - len(part), end) for end, part in zip(ends, content, strict=True)]
 
 
 @given(parts, st.integers(0, 2**32 - 1))
-def test_a_load_by_hand_is_a_load(content: list[bytes], binding: int) -> None:
+def test_raw_load_decodes_to_load(content: list[bytes], binding: int) -> None:
     found = decode_request(raw.load(binding, *scattered(content)))
     assert isinstance(found, Load)
     assert (found.binding, found.packed_keys.to_pylist()) == (binding, content)
 
 
 @given(parts)
-def test_a_store_by_hand_is_a_store(content: list[bytes]) -> None:
+def test_raw_store_decodes_to_store(content: list[bytes]) -> None:
     arena, slices = scattered(content)
     flags = [bool(n % 2) for n in range(len(content))]
     found = decode_request(raw.store(3, arena, slices, slices[::-1], slices, flags, flags[::-1]))
@@ -53,7 +53,7 @@ def test_a_store_by_hand_is_a_store(content: list[bytes]) -> None:
     assert found.deletes.to_pylist() == flags[::-1]
 
 
-def test_an_open_by_hand_is_an_open() -> None:
+def test_raw_open_decodes_to_open() -> None:
     spec = MaterializationSpec("a/b", "{}")
     found = decode_request(raw.open_request(encode(spec), "v1", 3, 2**32 - 1))
     assert found == Open(spec, "v1", KeyRange(3, 2**32 - 1), b"{}")
@@ -63,20 +63,20 @@ def test_an_open_by_hand_is_an_open() -> None:
 
 
 @given(st.integers(0, 2**40), st.integers(0, 2**40))
-def test_checkpoints_differ_and_are_not_text(one: int, other: int) -> None:
+def test_raw_checkpoints_are_distinct_and_not_utf8(one: int, other: int) -> None:
     assert (raw.checkpoint(one) == raw.checkpoint(other)) is (one == other)
     with pytest.raises(UnicodeDecodeError):
         raw.checkpoint(one).decode()
 
 
 @given(values)
-def test_a_value_is_the_same_after_a_round_trip(value: Any) -> None:
+def test_same_json_after_round_trip_is_true(value: Any) -> None:
     assert same_json(value, json.loads(json.dumps(value)))
     assert same_json(copy.deepcopy(value), value)
 
 
 @given(values, values)
-def test_what_is_written_differently_is_not_the_same(one: Any, other: Any) -> None:
+def test_same_json_of_differently_encoded_values_is_false(one: Any, other: Any) -> None:
     written = json.dumps(one, sort_keys=True), json.dumps(other, sort_keys=True)
     if written[0] == written[1]:
         assert same_json(one, other)
@@ -92,14 +92,14 @@ def _has_floats(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def test_true_is_not_one() -> None:
+def test_same_json_distinguishes_booleans_from_numbers() -> None:
     assert not same_json(True, 1)
     assert not same_json({"a": [0]}, {"a": [False]})
     assert same_json(1, 1.0)
     assert PLAIN.key(document("1", "")) != PLAIN.key({"id": 1})
 
 
-def test_each_check_says_its_rule_and_where_it_stands() -> None:
+def test_each_check_has_rule_and_protocol_section() -> None:
     sections = {
         *("Spec", "Validate", "Apply", "Open", "Acknowledge", "Load", "Flush", "Store"),
         *("StartCommit", "Fencing", "Messages"),

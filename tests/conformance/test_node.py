@@ -1,4 +1,4 @@
-"""A connector in another language, written against the .proto alone, keeps every rule."""
+"""Conformance of the Node.js example connector, which shares only the .proto file."""
 
 import fcntl
 import json
@@ -33,12 +33,12 @@ SKIPPED = {
     "empties-first-and-all",
     "delta-binding-is-emptied",
 }
-"""What is about stores that are not authoritative, or can be emptied."""
+"""Checks for non-authoritative endpoints and for endpoints that accept truncation."""
 
 
 @pytest.fixture(scope="module")
 def environment() -> dict[str, str]:
-    """In which `node` is found, and finds the connector's packages."""
+    """Return environment variables that locate `node` and the packages of the connector."""
     PACKAGES.mkdir(parents=True, exist_ok=True)
     with (PACKAGES / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -48,7 +48,7 @@ def environment() -> dict[str, str]:
 
 
 def install(folder: Path) -> None:
-    """What package-lock.json pins, unless it is there."""
+    """Install the packages of package-lock.json, unless they are installed."""
     wanted = (EXAMPLE / "package-lock.json").read_bytes()
     done = folder / "installed.json"
     if done.exists() and done.read_bytes() == wanted:
@@ -70,7 +70,7 @@ def install(folder: Path) -> None:
     done.write_bytes(wanted)
 
 
-def test_the_connector_keeps_every_rule_of_the_protocol(
+def test_node_connector_passes_conformance_suite(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     for name, value in environment.items():
@@ -110,7 +110,7 @@ require('node:readline').createInterface({ input: process.stdin }).on('line', (l
 
 
 class Unpacker:
-    """`tuple.js` in a process, a line for each tuple."""
+    """Process that runs `tuple.js` and answers one line per tuple."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -160,12 +160,12 @@ def told(element: Any) -> Any:
 
 
 @given(row=st.lists(ELEMENTS))
-def test_a_tuple_that_was_packed_here_is_unpacked_there(unpacker: Unpacker, row: list[Any]):
+def test_packed_tuple_is_unpacked_by_node(unpacker: Unpacker, row: list[Any]):
     assert unpacker(pack_row(row)) == [told(element) for element in row]
 
 
 @given(row=st.lists(ELEMENTS, min_size=1), data=st.data())
-def test_a_tuple_that_was_cut_is_never_taken_for_the_whole(
+def test_node_unpack_of_truncated_tuple_fails_or_returns_prefix(
     unpacker: Unpacker, row: list[Any], data: st.DataObject
 ):
     packed = pack_row(row)
@@ -173,7 +173,7 @@ def test_a_tuple_that_was_cut_is_never_taken_for_the_whole(
     assert unpacker(packed[:kept]) in ("RangeError", *prefixes(row))
 
 
-def test_a_cut_within_a_zero_that_was_escaped_ends_the_element(unpacker: Unpacker):
+def test_node_unpack_of_tuple_cut_in_escaped_zero_fails_or_returns_prefix(unpacker: Unpacker):
     for row in (["a\0b"], [b"\0\0", "x"], [1, "\0"]):
         packed = pack_row(row)
         for kept in range(len(packed)):
@@ -181,7 +181,7 @@ def test_a_cut_within_a_zero_that_was_escaped_ends_the_element(unpacker: Unpacke
 
 
 def prefixes(row: list[Any]) -> list[Any]:
-    """What a part of a tuple may be taken for: fewer elements, the last perhaps cut at a zero."""
+    """Return the valid decodings of a truncated tuple: fewer elements, the last cut at a zero."""
     found = []
     for size, element in enumerate(row):
         whole = [told(each) for each in row[:size]]
@@ -192,7 +192,7 @@ def prefixes(row: list[Any]) -> list[Any]:
     return found
 
 
-def test_packages_are_pinned_by_their_content_and_not_by_where_they_came_from():
+def test_package_lock_pins_integrity_without_registry_urls():
     packages = json.loads((EXAMPLE / "package-lock.json").read_text())["packages"]
     pinned = {name: each for name, each in packages.items() if name}
     assert {"node_modules/@grpc/grpc-js", "node_modules/@grpc/proto-loader"} <= pinned.keys()

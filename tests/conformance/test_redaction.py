@@ -1,4 +1,4 @@
-"""Secrets of a configuration are found wherever they stand, and hidden before a text is cut."""
+"""Redaction of secrets, always before truncation."""
 
 import json
 import sys
@@ -53,13 +53,13 @@ def described(**more: Any) -> Config:
         ({"token": "hunter22"}, "hunter22"),
     ],
 )
-def test_a_secret_is_found(more: dict[str, Any], secret: str) -> None:
+def test_hider_redacts_secret_anywhere_in_config(more: dict[str, Any], secret: str) -> None:
     assert hider(described(**more))(f"that {secret} is wrong") == "that *** is wrong"
 
 
 @pytest.mark.parametrize("mark", [{"writeOnly": True}, {"format": "password"}, {"secret": True}])
 @pytest.mark.parametrize("inner", [False, True], ids=["at the top", "by reference"])
-def test_what_the_schema_marks_is_secret(mark: dict[str, Any], inner: bool) -> None:
+def test_hider_redacts_values_marked_secret_in_schema(mark: dict[str, Any], inner: bool) -> None:
     login = {"anyOf": [{"type": "string", **mark}, {"type": "null"}]}
     schema: dict[str, Any] = {"properties": {"login": login, "next": {"$ref": "#"}}}
     if inner:
@@ -72,20 +72,22 @@ def test_what_the_schema_marks_is_secret(mark: dict[str, Any], inner: bool) -> N
     assert hider(config, SpecResponse("[]", json.dumps(schema)))(text) == "*** is shown"
 
 
-def test_what_is_short_or_no_secret_stays() -> None:
+def test_hider_keeps_short_and_non_secret_values() -> None:
     endpoint = {"password": "abc", "secure": True, "token": None, "secret": False, "port": 5432}
     text = "abcdef True None False 5432, http://host:80/path"
     assert hider(described(endpoint=endpoint))(text) == text
 
 
 @given(st.integers(0, 300))
-def test_a_value_is_cut_after_it_is_hidden(before: int) -> None:
+def test_shown_redacts_before_truncating(before: int) -> None:
     hide = hider(described(token="0123456789"))
     assert "0123" not in shown("x" * before + "0123456789" + "x" * 200, hide)
 
 
 @pytest.mark.parametrize("before", range(1_985, 2_003, 3))
-def test_what_read_says_is_cut_after_it_is_hidden(before: int, tmp_path: Path) -> None:
+def test_stderr_of_failed_read_command_is_redacted_before_truncation(
+    before: int, tmp_path: Path
+) -> None:
     script = "import sys; sys.exit('0123456789' + 'x' * int(sys.argv[1]))"
     read = [sys.executable, "-S", "-E", "-c", script, str(before), "{name}"]
     connectors = Connectors(described(token="0123456789", read=read), "127.0.0.1:1", tmp_path)
@@ -95,7 +97,7 @@ def test_what_read_says_is_cut_after_it_is_hidden(before: int, tmp_path: Path) -
     assert "789" not in caught.value.detail
 
 
-def test_a_row_is_cut_after_it_is_hidden(tmp_path: Path) -> None:
+def test_invalid_row_of_read_command_is_redacted_before_truncation(tmp_path: Path) -> None:
     script = "print('x' * 195 + '0123456789')"
     read = [sys.executable, "-S", "-E", "-c", script, "{name}"]
     connectors = Connectors(described(token="0123456789", read=read), "127.0.0.1:1", tmp_path)
@@ -106,7 +108,7 @@ def test_a_row_is_cut_after_it_is_hidden(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("after", [19_995, 19_999, 20_003])
-def test_only_whole_lines_are_shown_of_what_was_printed(after: int, tmp_path: Path) -> None:
+def test_last_lines_of_connector_log_are_complete_and_redacted(after: int, tmp_path: Path) -> None:
     connectors = Connectors(described(token="0123456789"), "127.0.0.1:1", tmp_path)
     log = tmp_path / "log"
     connectors._logs.append(log)

@@ -1,4 +1,4 @@
-"""The suite passes a connector that keeps the protocol, and finds each way of breaking it."""
+"""Self-test of the conformance suite: correct connectors pass, planted defects fail."""
 
 import json
 import sys
@@ -98,7 +98,7 @@ def described(
 
 @pytest.fixture(scope="module")
 def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a connector that runs as long as the tests."""
+    """Yield the address of a connector that serves all tests of the module."""
     folder = tmp_path_factory.mktemp("serving")
     connectors = Connectors(described(folder, REMOTE), None, folder)
     yield connectors.connection().address
@@ -116,7 +116,7 @@ def names(report: Report, outcome: Outcome) -> set[str]:
         for each in Pattern
     ],
 )
-def test_a_connector_that_keeps_the_protocol_passes(pattern: str, tmp_path: Path) -> None:
+def test_correct_connector_passes_every_check_of_its_pattern(pattern: str, tmp_path: Path) -> None:
     seen = []
     report = run(described(tmp_path, pattern), on_result=seen.append)
     assert not report.failed, report.as_table()
@@ -127,7 +127,9 @@ def test_a_connector_that_keeps_the_protocol_passes(pattern: str, tmp_path: Path
 
 
 @pytest.mark.parametrize("defect", DEFECTS, ids=str)
-def test_a_defect_is_found(defect: Defect, tmp_path: Path, serving: str) -> None:
+def test_connector_with_defect_fails_the_check_for_it(
+    defect: Defect, tmp_path: Path, serving: str
+) -> None:
     started = defect.process or Need.COMMAND in CHECKS[defect.check].needs
     config = described(
         tmp_path,
@@ -143,11 +145,13 @@ def test_a_defect_is_found(defect: Defect, tmp_path: Path, serving: str) -> None
     assert defect.says in result.reason, report.as_table()
 
 
-def test_there_is_a_defect_for_each_check() -> None:
+def test_each_check_has_a_defect() -> None:
     assert CHECKS.keys() == {each.check for each in DEFECTS}
 
 
-def test_what_cannot_be_tested_is_skipped_and_not_passed(tmp_path: Path, serving: str) -> None:
+def test_run_without_command_and_read_skips_checks_that_need_them(
+    tmp_path: Path, serving: str
+) -> None:
     config = described(tmp_path, PUSHED, command=False, read=False)
     blind = ["several-bindings", "large-document", "delta-binding-appends", "restart-after-open"]
     refused = "malformed-second-open"
@@ -158,7 +162,7 @@ def test_what_cannot_be_tested_is_skipped_and_not_passed(tmp_path: Path, serving
     assert "was not looked at" in passed.notes[0]
 
 
-def test_a_connector_that_takes_only_deltas_is_looked_at_through_read(tmp_path: Path) -> None:
+def test_delta_only_connector_is_verified_through_read_command(tmp_path: Path) -> None:
     config = described(tmp_path, STAGED)
     config.endpoint["delta_only"] = True
     seen = [
@@ -175,7 +179,7 @@ def test_a_connector_that_takes_only_deltas_is_looked_at_through_read(tmp_path: 
     assert names(report, Outcome.SKIPPED) == {"update-overwrites", "load-missing-key-omitted"}
 
 
-def test_a_secret_is_not_told(tmp_path: Path, serving: str) -> None:
+def test_report_of_failed_check_redacts_endpoint_password(tmp_path: Path, serving: str) -> None:
     config = described(tmp_path, REMOTE, command=False)
     config.endpoint["password"] = "not applied"
     config.endpoint["defect"] = "dry-run-deletes"
@@ -185,7 +189,7 @@ def test_a_secret_is_not_told(tmp_path: Path, serving: str) -> None:
     assert "not applied" not in report.as_json()
 
 
-def test_whatever_a_check_comes_upon_is_told(
+def test_unexpected_exception_in_check_is_reported_redacted(
     tmp_path: Path, serving: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(_: Any) -> None:
@@ -200,7 +204,7 @@ def test_whatever_a_check_comes_upon_is_told(
     assert names(report, Outcome.PASSED) == {"first-acknowledge"}
 
 
-def test_what_the_connector_printed_is_shown_without_secrets(tmp_path: Path) -> None:
+def test_failed_check_reports_redacted_connector_output(tmp_path: Path) -> None:
     config = described(tmp_path, REMOTE, defect="forgets-on-open")
     config.endpoint["password"] = "hush/hush"
     script = 'echo opens hush/hush, postgresql://me:hush%2Fhush@host >&2; exec "$@"'
@@ -218,7 +222,7 @@ def test_what_the_connector_printed_is_shown_without_secrets(tmp_path: Path) -> 
     ),
     st.sampled_from([str, repr, json.dumps, lambda it: quote(it, "")]),
 )
-def test_a_secret_is_hidden_however_it_is_written(secret: str, written: Any) -> None:
+def test_hider_redacts_every_encoding_of_a_secret(secret: str, written: Any) -> None:
     config = described(Path(), REMOTE)
     config.endpoint["url"] = f"postgresql://me:{quote(secret, '')}@host/db"
     config.endpoint["deeper"] = [{"api_key": secret}]
@@ -228,13 +232,13 @@ def test_a_secret_is_hidden_however_it_is_written(secret: str, written: Any) -> 
     assert said.endswith("> and postgresql://me:***@host/db")
 
 
-def test_a_key_of_several_lines_is_hidden_line_by_line() -> None:
+def test_hider_redacts_multiline_key_per_line() -> None:
     config = described(Path(), REMOTE)
     config.endpoint["private_key"] = "-----BEGIN-----\nc2VjcmV0IQ==\nabc\n"
     assert hider(config)("[1] c2VjcmV0IQ==\n[2] abc") == "[1] ***\n[2] abc"
 
 
-def test_a_failure_shows_the_rule_and_the_last_messages(tmp_path: Path, serving: str) -> None:
+def test_failed_check_reports_rule_and_last_messages(tmp_path: Path, serving: str) -> None:
     config = described(tmp_path, REMOTE, defect="null-for-missing", command=False)
     report = run(config, serving, only=["load-missing-key-omitted", "first-acknowledge"])
     table = report.as_table()
@@ -246,12 +250,12 @@ def test_a_failure_shows_the_rule_and_the_last_messages(tmp_path: Path, serving:
     assert [each["outcome"] for each in said["checks"]] == ["passed", "failed"]
 
 
-def test_there_must_be_a_connector(tmp_path: Path) -> None:
+def test_run_without_connector_raises_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no connector to check"):
         run(described(tmp_path, REMOTE, command=False))
 
 
-def test_a_command_that_ends_is_told(tmp_path: Path) -> None:
+def test_run_with_command_that_exits_raises_usage_error_with_its_output(tmp_path: Path) -> None:
     config = described(tmp_path, REMOTE).model_copy(
         update={"command": (sys.executable, "-c", "raise SystemExit('no such endpoint: hush')")}
     )
@@ -261,6 +265,6 @@ def test_a_command_that_ends_is_told(tmp_path: Path) -> None:
     assert "no such endpoint: ***" in caught.value.detail
 
 
-def test_a_check_that_there_is_not_is_told(tmp_path: Path) -> None:
+def test_run_with_nonexistent_check_raises_usage_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match='no check called "fence"'):
         run(described(tmp_path, REMOTE), only=["fence"])
