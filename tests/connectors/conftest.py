@@ -1,4 +1,4 @@
-"""The SQL connectors, each with an endpoint of its own, for what they share."""
+"""Fixtures for tests that run on every SQL connector, each with its own endpoint."""
 
 import itertools
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ _numbers = itertools.count()
 
 @pytest.fixture(scope="module")
 def lent(postgres_server: PostgresServer) -> Iterator[Database]:
-    """A database for all tests of a module, each of which has a schema of its own."""
+    """Yield a database for all tests of a module. Each test has its own schema."""
     database = postgres_server.create_database(f"lent{next(_numbers)}")
     yield database
     database.drop()

@@ -1,4 +1,4 @@
-"""Drives a connector by its own methods: validate, apply, open, load, store, commit."""
+"""In-process client of a connector: validate, apply, open, load, store, commit."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -48,22 +48,22 @@ def collection(
     key: Sequence[str] = ("/id",),
     schema: Mapping[str, Any] | None = None,
 ) -> CollectionSpec:
-    """A collection with these fields and the whole document."""
+    """Return a collection with these fields and the root document."""
     return specs.collection("acme/things", *projections, key=key, schema=schema)
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A collection that shall be in a table."""
+    """Requested binding of a collection to a table."""
 
     collection: CollectionSpec
     table: str = "things"
     fields: Sequence[str] | None = None
-    """Which fields beside the key; all, unless told."""
+    """Fields next to the key; `None` selects all."""
 
     document: bool = True
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Of the resource."""
+    """Further keys of the resource config."""
 
     @property
     def resource(self) -> dict[str, Any]:
@@ -72,8 +72,6 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Row:
-    """A document to store."""
-
     key: tuple[Any, ...]
     values: tuple[Any, ...] = ()
     document: Any = None
@@ -83,7 +81,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Driven:
-    """A connector with an endpoint, and the name of a materialization."""
+    """Connector with an endpoint config and the name of a materialization."""
 
     connector: Connector[Any, Any]
     endpoint: Mapping[str, Any]
@@ -161,7 +159,7 @@ class Driven:
 
 @dataclass(frozen=True)
 class Sql:
-    """A connector of an SQL endpoint."""
+    """SQL connector with access to its endpoint."""
 
     driven: Driven
 
@@ -184,12 +182,12 @@ class Sql:
             yield session
 
     def sql(self, statement: str) -> list[tuple[Any, ...]]:
-        """The rows of a statement."""
+        """Return the rows of a statement."""
         with self.session() as session:
             return session.query(statement)
 
     def table(self, name: str) -> str:
-        """A table of that name, in SQL."""
+        """Return the quoted path of a table."""
         path = (*self.checkpoints[:-1], name)
         return self.connector.dialect.quoted_path(path)
 
@@ -201,7 +199,7 @@ def commit(
     checkpoint: bytes = b"checkpoint",
     batch: int = 3,
 ) -> None:
-    """Store rows, a few at a time, and commit them."""
+    """Store rows in batches of `batch`, then commit."""
     rows = [*rows]
     transactor.store(
         documents(binding, rows[begin : begin + batch]) for begin in range(0, len(rows), batch)
@@ -210,7 +208,6 @@ def commit(
 
 
 def documents(binding: Binding[Any], rows: Sequence[Row]) -> Documents:
-    """A batch."""
     deletes = [row.delete for row in rows]
     return Documents(
         binding,
@@ -225,7 +222,7 @@ def documents(binding: Binding[Any], rows: Sequence[Row]) -> Documents:
 def loaded(
     transactor: Transactor, binding: Binding[Any], keys: Iterable[tuple[Any, ...]]
 ) -> list[Any]:
-    """The documents of keys that are there, in an order of our own."""
+    """Return the documents of the keys that exist, sorted by their JSON."""
     packed = pa.array([pack_row(key) for key in keys], pa.binary())
     found = [
         *transactor.load(

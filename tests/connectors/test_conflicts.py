@@ -1,4 +1,4 @@
-"""What stands in the way of a binding is told by Validate, and refused by Apply."""
+"""Conflicts of a binding: Validate reports them and Apply rejects them."""
 
 import json
 import re
@@ -28,7 +28,7 @@ def filled(sql: Sql, wanted: Wanted, *rows: Row) -> None:
 
 
 @pytest.mark.parametrize("name", [fence.TABLE, applied_spec.TABLE])
-def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
+def test_binding_to_connector_metadata_table_is_rejected(sql: Sql, name: str) -> None:
     sql.driven.apply("v1", things())
     wanted = replace(things(adopt=True), table=name)
     for deed in (sql.driven.validate, lambda it: sql.driven.apply("v2", it)):
@@ -38,22 +38,22 @@ def test_our_own_tables_are_not_for_users(sql: Sql, name: str) -> None:
 
 @pytest.mark.parametrize("sql", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("name", ["flow_migrating_x", "FLOW_CHECKPOINTS_V1", "flow_load_0"])
-def test_other_names_that_sqlite_connectors_use(sql: Sql, name: str) -> None:
+def test_binding_to_reserved_sqlite_table_name_is_rejected(sql: Sql, name: str) -> None:
     for deed in (sql.driven.validate, lambda it: sql.driven.apply("v1", it)):
         with pytest.raises(Refused, match=f"{name}.* is reserved"):
             deed(replace(things(), table=name))
 
 
-def test_two_bindings_of_one_table_are_refused_by_apply_too(sql: Sql) -> None:
+def test_two_bindings_of_one_table_are_rejected_by_validate_and_apply(sql: Sql) -> None:
     for deed in (sql.driven.validate, lambda *its: sql.driven.apply("v1", *its)):
         with pytest.raises(Refused, match="duplicate binding"):
             deed(things(), things())
 
 
-# The mark of deleted rows.
+# Column of soft deletes.
 
 
-def test_a_field_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
+def test_soft_delete_forbids_field_named_flow_deleted(sql: Sql) -> None:
     wanted = things(MARK, delete="soft")
     said = sql.driven.validate(wanted)[0].constraints["flow_deleted"]
     assert said.type is ConstraintType.FIELD_FORBIDDEN
@@ -62,13 +62,13 @@ def test_a_field_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
         sql.driven.apply("v1", wanted)
 
 
-def test_a_key_called_like_the_mark_of_deleted_rows(sql: Sql) -> None:
+def test_soft_delete_with_key_named_flow_deleted_is_unsatisfiable(sql: Sql) -> None:
     key = projection("flow_deleted", "boolean", must=True)
     said = sql.driven.validate(things(key, key=("/id", "/flow_deleted"), delete="soft"))
     assert said[0].constraints["flow_deleted"].type is ConstraintType.UNSATISFIABLE
 
 
-def test_a_field_called_so_is_no_mark_where_rows_are_really_deleted(sql: Sql) -> None:
+def test_hard_delete_stores_field_named_flow_deleted_as_data(sql: Sql) -> None:
     wanted = things(MARK)
     filled(sql, wanted, Row((1,), (True,)), Row((2,), (False,)))
     assert sql.driven.apply("v2", wanted) == ""
@@ -79,7 +79,7 @@ def test_a_field_called_so_is_no_mark_where_rows_are_really_deleted(sql: Sql) ->
         ]
 
 
-# Another key.
+# Key changes.
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,9 @@ def test_a_field_called_so_is_no_mark_where_rows_are_really_deleted(sql: Sql) ->
     ],
     ids=["more", "another"],
 )
-def test_another_key_is_told_by_both(sql: Sql, key: tuple[str, ...], told: str) -> None:
+def test_changed_key_is_rejected_by_validate_and_apply(
+    sql: Sql, key: tuple[str, ...], told: str
+) -> None:
     sql.driven.apply("v1", things(NAME))
     other = things(NAME, key=key)
     said = sql.driven.validate(other)[0].constraints
@@ -101,7 +103,7 @@ def test_another_key_is_told_by_both(sql: Sql, key: tuple[str, ...], told: str) 
         sql.driven.apply("v2", other)
 
 
-def test_the_order_of_a_key_is_told_by_both(sql: Sql) -> None:
+def test_reordered_key_is_rejected_by_validate_and_apply(sql: Sql) -> None:
     sql.driven.apply("v1", things(NAME, key=("/id", "/name")))
     other = things(NAME, key=("/name", "/id"))
     said = sql.driven.validate(other)[0].constraints
@@ -110,7 +112,7 @@ def test_the_order_of_a_key_is_told_by_both(sql: Sql) -> None:
         sql.driven.apply("v2", other)
 
 
-def test_a_key_with_another_name_beside_it_is_the_same_key(sql: Sql) -> None:
+def test_alias_of_key_field_is_optional_and_leaves_key_required(sql: Sql) -> None:
     sql.driven.apply("v1", things())
     wanted = things(projection("alias", "integer", ptr="/id", must=True))
     said = sql.driven.validate(wanted)[0].constraints
@@ -118,7 +120,7 @@ def test_a_key_with_another_name_beside_it_is_the_same_key(sql: Sql) -> None:
     assert said["alias"].type is ConstraintType.FIELD_OPTIONAL
 
 
-def test_delta_updates_may_have_another_key(sql: Sql) -> None:
+def test_delta_updates_accept_changed_key(sql: Sql) -> None:
     sql.driven.apply("v1", things())
     other = things(NAME, key=("/id", "/name"), delta_updates=True)
     said = sql.driven.validate(other)[0].constraints
@@ -129,15 +131,15 @@ def test_delta_updates_may_have_another_key(sql: Sql) -> None:
         commit(writer, binding, filled_again)
 
 
-# Tables of somebody else.
+# Adopted tables.
 
 
-def test_a_table_that_was_taken_over_is_never_dropped(sql: Sql) -> None:
+def test_adopted_table_is_not_dropped_by_delete(sql: Sql) -> None:
     filled(sql, things(), Row((1,)))
-    # Now it is nobody's.
+    # Without its applied spec the table has no owner.
     sql.sql(f"DELETE FROM {sql.table(applied_spec.TABLE)} RETURNING 1")
     sql.driven.apply("v1", things(adopt=True))
-    # It is known without being said again, however often.
+    # Later specs need no `adopt`: the adoption is recorded.
     sql.driven.apply("v2", things())
     sql.driven.apply("v3", things(NAME))
     assert sql.driven.delete("v3", things(NAME)) == ""
@@ -146,7 +148,7 @@ def test_a_table_that_was_taken_over_is_never_dropped(sql: Sql) -> None:
         sql.driven.validate(things())
 
 
-def test_a_table_that_was_made_is_dropped_even_if_it_might_have_been_taken_over(sql: Sql) -> None:
+def test_created_table_with_adopt_option_is_dropped_by_delete(sql: Sql) -> None:
     sql.driven.apply("v1", things(adopt=True))
     sql.driven.apply("v2", things(adopt=True))
     assert "DROP TABLE" in sql.driven.delete("v2", things(adopt=True))
@@ -157,7 +159,7 @@ def test_a_table_that_was_made_is_dropped_even_if_it_might_have_been_taken_over(
 
 
 @pytest.mark.parametrize("adopt", [False, True], ids=["ours", "adopted"])
-def test_rows_without_documents_cannot_be_loaded_as_such(sql: Sql, adopt: bool) -> None:
+def test_document_column_for_rows_without_documents_is_rejected(sql: Sql, adopt: bool) -> None:
     filled(sql, things(), Row((1,)))
     if adopt:
         sql.sql(f"DELETE FROM {sql.table(applied_spec.TABLE)} RETURNING 1")
@@ -171,7 +173,7 @@ def test_rows_without_documents_cannot_be_loaded_as_such(sql: Sql, adopt: bool) 
     assert said.type is ConstraintType.FIELD_FORBIDDEN
 
 
-def test_an_empty_table_gets_its_documents(sql: Sql) -> None:
+def test_document_column_is_added_to_empty_table(sql: Sql) -> None:
     sql.driven.apply("v1", things())
     whole = things(document=True)
     assert (
@@ -188,7 +190,7 @@ def test_an_empty_table_gets_its_documents(sql: Sql) -> None:
 # Documents.
 
 
-def test_a_key_within_an_object_that_has_a_column(sql: Sql) -> None:
+def test_nested_key_with_object_column_is_loaded_once_in_document(sql: Sql) -> None:
     inner, outer = projection("k", "integer", ptr="/o/k", must=True), projection("o", "object")
     alone = Wanted(collection(inner, key=("/o/k",)), document=False)
     filled(sql, alone, Row((2,)))
@@ -202,7 +204,7 @@ def test_a_key_within_an_object_that_has_a_column(sql: Sql) -> None:
         ]
 
 
-def test_the_document_itself_under_another_name_than_that_of_its_column(sql: Sql) -> None:
+def test_root_document_under_other_field_name_is_loaded(sql: Sql) -> None:
     filled(sql, things(NAME), Row((2,), ("b",)))
     wanted = replace(things(NAME, projection("whole", "object", ptr="")), fields=("name", "whole"))
     sql.driven.apply("v2", wanted)
@@ -221,7 +223,7 @@ YEAR = projection("year", "string", ptr="/years/2024")
 TOP = projection("top", "string", ptr="/0")
 
 
-def test_documents_are_not_put_together_of_items_of_arrays(sql: Sql) -> None:
+def test_field_in_array_without_document_column_is_rejected(sql: Sql) -> None:
     fields = (TAGS, YEARS, FIRST, DEEP, YEAR, TOP)
     said = sql.driven.validate(things(*fields))[0].constraints
     for name in ("first", "deep"):
@@ -242,7 +244,7 @@ def test_documents_are_not_put_together_of_items_of_arrays(sql: Sql) -> None:
     filled(sql, kept, Row((1,), (None, None, None)))
 
 
-def test_a_key_that_is_an_item_of_an_array(sql: Sql) -> None:
+def test_key_in_array_without_document_column_is_rejected(sql: Sql) -> None:
     key = projection("first", "string", ptr="/tags/0", must=True)
     wanted = Wanted(collection(TAGS, key, key=("/tags/0",)), document=False)
     said = sql.driven.validate(wanted)[0].constraints["first"]
@@ -251,10 +253,10 @@ def test_a_key_that_is_an_item_of_an_array(sql: Sql) -> None:
         sql.driven.apply("v1", wanted)
 
 
-# Columns that are added with a default.
+# Added columns with a default.
 
 
-def test_added_columns_hold_their_default_in_every_row(sql: Sql) -> None:
+def test_added_column_fills_existing_rows_with_default(sql: Sql) -> None:
     added = (
         projection("n", "integer", must=True, default_json="7"),
         projection("ratio", "number", default_json="0.5"),
@@ -273,12 +275,12 @@ def test_added_columns_hold_their_default_in_every_row(sql: Sql) -> None:
         commit(writer, binding, [Row((2,), values)])
     rows = sql.sql(f"SELECT id, n, ratio, flag, note, none FROM {sql.table('things')} ORDER BY id")
     assert rows == [(1, 7, 0.5, True, "it's \\", None), (2, 8, None, None, None, None)]
-    # The column of a field that was excluded is there, and nobody knows what it holds.
+    # The column of an excluded field stays, but its contents are not known to be filled.
     sql.driven.apply("v3", things(NAME))
     assert sql.driven.validate(wanted)[0].fills == ()
 
 
-def test_rows_are_counted_if_they_are_to_be_replaced(sql: Sql) -> None:
+def test_validate_reports_row_count_only_for_replaced_table(sql: Sql) -> None:
     filled(sql, things(NAME), Row((1,), ("a",)), Row((2,), ("b",)))
     assert sql.driven.validate(things(NAME))[0].rows == 0
     assert sql.driven.validate(things(NAME), replaces=True)[0].rows == 2

@@ -1,7 +1,7 @@
-"""Every connector that comes with the house keeps every rule of the protocol.
+"""Conformance of every built-in connector.
 
-What a connector does not promise is skipped, and which checks those are is said here
-one by one: a check that stops being made is not a check that passes.
+`SKIPPED` lists the checks that do not apply to a connector. The tests compare the list
+exactly: a check that is skipped by accident must not count as passed.
 """
 
 import sys
@@ -26,20 +26,20 @@ NOT_REMOTE = {
     "zombie-cannot-commit",
     "checkpoint-survives-restart",
 }
-"""Where the recovery log has the checkpoint, and is the fence."""
+"""Skipped if the recovery log holds the checkpoint and is the fence."""
 
 NOT_STAGED = {
     "zombie-stages-in-vain",
     "staged-work-applied-on-first-acknowledge",
     "staged-work-applied-once",
 }
-"""Where nothing is staged."""
+"""Skipped if the connector stages nothing."""
 
 WRITTEN_THROUGH = {"load-sees-only-what-is-committed", "cancelled-stream-is-rolled-back"}
-"""Where a transaction is to be seen before it commits."""
+"""Skipped if a transaction is visible before it commits."""
 
 NOT_PLAIN = {"older-never-overwrites-newer"}
-"""Where an older stream cannot commit, or has nothing to overwrite."""
+"""Skipped if an older stream cannot commit, or has nothing to overwrite."""
 
 LOADS = {
     "validate-announces-deletes",
@@ -67,7 +67,7 @@ LOADS = {
     "malformed-load-unknown-binding",
     "malformed-end-after-load",
 }
-"""What looks at what was stored by loading it."""
+"""Checks that load documents to verify the stored contents."""
 
 SKIPPED: Mapping[str, set[str]] = {
     "sqlite": NOT_STAGED | NOT_PLAIN,
@@ -87,7 +87,7 @@ SKIPPED: Mapping[str, set[str]] = {
 
 
 def config(name: str, replaced: Mapping[str, str]) -> Config:
-    """That of the file, of which these words are others here."""
+    """Return the config of the YAML file with substrings replaced."""
 
     def here(value: Any) -> Any:
         match value:
@@ -120,7 +120,7 @@ FILES_LONG = [
 
 
 @pytest.mark.parametrize("name", ["sqlite", *FILES_LONG])
-def test_a_connector_of_files_keeps_every_rule(
+def test_file_based_connector_passes_conformance_suite(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(ROOT)
@@ -128,7 +128,7 @@ def test_a_connector_of_files_keeps_every_rule(
 
 
 @pytest.mark.long
-def test_the_connector_of_postgres_keeps_every_rule(
+def test_postgres_connector_passes_conformance_suite(
     database: Database, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(ROOT)
@@ -136,6 +136,6 @@ def test_the_connector_of_postgres_keeps_every_rule(
     keeps_every_rule("postgres", replaced)
 
 
-def test_every_connector_is_checked():
+def test_every_built_in_connector_has_a_conformance_config():
     assert SKIPPED.keys() == BUILT_IN.keys()
     assert {each.stem for each in FILES.glob("*.yaml")} == BUILT_IN.keys()

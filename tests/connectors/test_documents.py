@@ -1,4 +1,4 @@
-"""A document that is put together from columns is the one that they were taken from."""
+"""Assembly of documents from columns returns the stored document."""
 
 import json
 from typing import Any
@@ -39,7 +39,7 @@ FIELDS = {
 
 
 @given(st.lists(st.fixed_dictionaries({}, optional={n: v for n, (_, v) in FIELDS.items()})))
-def test_what_is_null_is_left_out(rows):
+def test_assembled_document_omits_null_fields(rows):
     binding = bound(*(each for each, _ in FIELDS.values()))
     found = [(at, *(row.get(name) for name in FIELDS)) for at, row in enumerate(rows)]
     if not found:
@@ -62,20 +62,20 @@ B = projection("b", "integer", ptr="/a/b", must=True)
 
 
 @pytest.mark.parametrize("values", [(A, B), (B, A)], ids=["outer first", "inner first"])
-def test_a_location_within_another_is_told_by_the_outer_one(values):
+def test_assembled_document_takes_nested_field_from_outer_object(values):
     whole = {"a": '{"b":1,"c":[2]}', "b": 1}
     rows = [(1, *(whole[each.field] for each in values))]
     assert assembled(bound(*values), *rows) == [{"id": 1, "a": {"b": 1, "c": [2]}}]
 
 
-def test_a_key_within_an_object_that_is_a_column():
+def test_assembled_document_has_nested_key_with_or_without_object_value():
     binding = bound(A, keys=(B,))
     # The second row was stored before the object was selected.
     rows = [(1, '{"b":1,"c":2}'), (3, None)]
     assert assembled(binding, *rows) == [{"a": {"b": 1, "c": 2}}, {"a": {"b": 3}}]
 
 
-def test_fractions_in_a_field_of_integers_are_not_cut_off():
+def test_assembled_document_keeps_fraction_in_integer_field():
     binding = bound(projection("i", "integer"))
     assert assembled(binding, (1, 5.5), (2, 7)) == [{"id": 1, "i": 5.5}, {"id": 2, "i": 7}]
     assert assembled(binding, (1, 5.5), (2, 7), (3, None), (4, str(2**64))) == [
@@ -86,7 +86,7 @@ def test_fractions_in_a_field_of_integers_are_not_cut_off():
     ]
 
 
-def test_null_where_it_is_a_value_of_its_own():
+def test_assembled_document_keeps_null_in_nullable_fields():
     binding = bound(projection("s", "string", "null"), projection("i", "integer", "null", ptr="/a"))
     assert assembled(binding, (1, None, 5), (2, "x", None)) == [
         {"id": 1, "s": None, "a": 5},
@@ -94,7 +94,7 @@ def test_null_where_it_is_a_value_of_its_own():
     ]
 
 
-def test_the_document_itself_under_another_name():
+def test_assembled_document_equals_root_document_field():
     binding = bound(projection("whole", "object", ptr=""), projection("s", "string"))
     rows = [(1, '{"id":1,"s":"a","more":[2]}', "a"), (2, None, "b")]
     assert assembled(binding, *rows) == [{"id": 1, "s": "a", "more": [2]}, {"id": 2, "s": "b"}]

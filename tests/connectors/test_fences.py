@@ -1,4 +1,4 @@
-"""The cases of tests/vectors/flow.json that are about fences, in every SQL endpoint."""
+"""Fence vectors of tests/vectors/flow.json, in every SQL endpoint."""
 
 import base64
 import json
@@ -42,7 +42,7 @@ def in_order(row: dict[str, Any] | list[Any]) -> tuple[Any, ...]:
 
 
 class Checkpoints:
-    """The table, and what is done with it."""
+    """Checkpoint table and the operations on it."""
 
     def __init__(self, sql: Sql, session: Session) -> None:
         self.session, self.path, self.dialect = session, sql.checkpoints, sql.connector.dialect
@@ -68,7 +68,9 @@ class Checkpoints:
 
 
 @pytest.mark.parametrize("case", INSTALLS.values(), ids=INSTALLS.keys())
-def test_an_open_fences_what_overlaps_and_inherits_from_what_covers(sql: Sql, case: Any) -> None:
+def test_install_fences_overlapping_ranges_and_inherits_covering_checkpoint(
+    sql: Sql, case: Any
+) -> None:
     given, expected = case["input"], case["expect"]
     opened = given["open"]
     key_range = KeyRange(opened["key_begin"], opened["key_end"])
@@ -87,7 +89,7 @@ def test_an_open_fences_what_overlaps_and_inherits_from_what_covers(sql: Sql, ca
         assert changed == [(key_range.begin, key_range.end)]
 
 
-def test_fence_06_a_zombies_commit_fails_and_changes_nothing(sql: Sql) -> None:
+def test_fence_06_commit_of_zombie_raises_fenced_and_changes_nothing(sql: Sql) -> None:
     assert CASES["fence-06"]["kind"] == "fence_commit"
     with sql.session() as session:
         table = Checkpoints(sql, session)
@@ -100,7 +102,7 @@ def test_fence_06_a_zombies_commit_fails_and_changes_nothing(sql: Sql) -> None:
         table.commit(newer, b"newer")
 
 
-def test_fence_07_a_parent_is_fenced_by_its_child_and_siblings_are_not(sql: Sql) -> None:
+def test_fence_07_install_of_child_range_fences_parent_and_not_sibling(sql: Sql) -> None:
     assert CASES["fence-07"]["kind"] == "fence_commit"
     with sql.session() as session:
         table = Checkpoints(sql, session)
@@ -111,7 +113,7 @@ def test_fence_07_a_parent_is_fenced_by_its_child_and_siblings_are_not(sql: Sql)
         table.commit(lower, b"lower")
 
 
-def test_fence_08_a_join_takes_no_checkpoint_of_before_the_split(sql: Sql) -> None:
+def test_fence_08_join_ignores_checkpoint_from_before_the_split(sql: Sql) -> None:
     assert CASES["fence-08"]["kind"] == "fence_join_hazard"
     with sql.session() as session:
         table = Checkpoints(sql, session)
@@ -127,7 +129,7 @@ def test_fence_08_a_join_takes_no_checkpoint_of_before_the_split(sql: Sql) -> No
         assert table.install(WHOLE).checkpoint == b"joined"
 
 
-def test_parts_that_are_joined_in_part_take_no_checkpoint_of_before_the_split(sql: Sql) -> None:
+def test_partial_join_ignores_checkpoint_from_before_the_split(sql: Sql) -> None:
     with sql.session() as session:
         table = Checkpoints(sql, session)
         table.commit(table.install(WHOLE), b"before")
@@ -136,7 +138,7 @@ def test_parts_that_are_joined_in_part_take_no_checkpoint_of_before_the_split(sq
             table.commit(held, b"after")
         held = {part: table.install(part) for part in (LOWER, UPPER)}
         assert [each.checkpoint for each in held.values()] == [b"", b""]
-        # Nobody has committed since, and it is still so.
+        # A second install without a commit in between inherits nothing either.
         again = table.install(LOWER)
         assert again.checkpoint == b""
         assert len(table.rows()) == 3
@@ -156,7 +158,7 @@ def test_join_of_ranges_that_no_row_covers_replaces_their_rows(sql: Sql) -> None
         assert joined.checkpoint == b""
         assert table.rows() == [(NAME, WHOLE.begin, WHOLE.end, joined.fence, "")]
         table.commit(joined, b"joined")
-        # The rows of the parts are gone: the checkpoint is taken by every later stream.
+        # The rows of the parts are deleted: every later stream inherits the checkpoint.
         assert table.install(WHOLE).checkpoint == b"joined"
         assert table.install(UPPER).checkpoint == b"joined"
         for held in parts:
@@ -164,7 +166,7 @@ def test_join_of_ranges_that_no_row_covers_replaces_their_rows(sql: Sql) -> None
                 table.commit(held, b"zombie")
 
 
-def test_range_that_overlaps_part_of_a_row_takes_no_checkpoint_and_leaves_the_row(
+def test_partially_overlapping_range_starts_empty_and_keeps_the_other_row(
     sql: Sql,
 ) -> None:
     with sql.session() as session:
@@ -177,11 +179,11 @@ def test_range_that_overlaps_part_of_a_row_takes_no_checkpoint_and_leaves_the_ro
         assert table.rows() == [(NAME, 0, 5, 2, text), (NAME, 3, 8, 2, "")]
         with pytest.raises(Fenced):
             table.commit(old, b"zombie")
-        # The rest of the row that overlaps still has keys that were written.
+        # The first row still covers keys that were written.
         assert table.install(KeyRange(6, 7)).checkpoint == b""
 
 
-def test_a_part_that_is_opened_with_a_gap_takes_the_checkpoint_of_what_covers(sql: Sql) -> None:
+def test_range_with_gap_in_its_parts_inherits_covering_checkpoint(sql: Sql) -> None:
     with sql.session() as session:
         table = Checkpoints(sql, session)
         table.commit(table.install(WHOLE), b"before")
@@ -193,7 +195,7 @@ def test_a_part_that_is_opened_with_a_gap_takes_the_checkpoint_of_what_covers(sq
         assert len(table.rows()) == 4
 
 
-def test_one_who_hung_over_a_join_and_a_split_cannot_commit(sql: Sql) -> None:
+def test_zombie_across_join_and_split_cannot_commit(sql: Sql) -> None:
     with sql.session() as session:
         table = Checkpoints(sql, session)
         for part in (LOWER, UPPER):
@@ -259,7 +261,7 @@ RANGES = [KeyRange(begin, end) for begin in range(4) for end in range(begin, 4)]
 
 @settings(max_examples=30, deadline=None, suppress_health_check=[*HealthCheck])
 @given(st.lists(st.sampled_from(RANGES), max_size=24), st.randoms(use_true_random=False))
-def test_whoever_was_fenced_off_never_commits(sql: Sql, opened: Any, random: Any) -> None:
+def test_fenced_stream_never_matches_a_row_again(sql: Sql, opened: Any, random: Any) -> None:
     with sql.session() as session:
         table = Checkpoints(sql, session)
         session.run(f"DELETE FROM {table.dialect.quoted_path(table.path)}")
@@ -277,5 +279,5 @@ def test_whoever_was_fenced_off_never_commits(sql: Sql, opened: Any, random: Any
                 table.commit(random.choice(alive), b"some")
 
 
-def test_every_vector_of_fences_is_here() -> None:
+def test_every_fence_vector_has_a_test() -> None:
     assert {*CASES} == {*INSTALLS, "fence-06", "fence-07", "fence-08"}

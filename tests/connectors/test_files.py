@@ -1,4 +1,4 @@
-"""The three connectors of files keep what each promises, over the wire and over crashes."""
+"""Guarantees of the three file connectors, over gRPC and across crashes."""
 
 import dataclasses
 import json
@@ -59,7 +59,7 @@ COLLECTION = collection(
 
 
 class Task:
-    """A materialization with a recovery log, over a folder that outlives its connectors."""
+    """Materialization with a recovery log, on a folder that outlives its connectors."""
 
     def __init__(self, folder: Path, name: str, *, delta: bool = False, tables: int = 1) -> None:
         self.folder, self.name = folder, name
@@ -83,7 +83,7 @@ class Task:
 
     @contextmanager
     def served(self) -> Iterator[Connection]:
-        """A connector that knows of nothing but the folder."""
+        """Yield a connection to a new connector whose only state is the folder."""
         with serve(built_in(self.name), "127.0.0.1:0") as server, connect(server.address) as line:
             yield line
 
@@ -98,7 +98,7 @@ class Task:
 
 
 class Shard:
-    """One stream of a task, opened and acknowledged."""
+    """Opened and acknowledged stream of a task."""
 
     def __init__(self, task: Task, stream: Stream, key_range: KeyRange) -> None:
         self.task, self.stream = task, stream
@@ -134,7 +134,7 @@ class Shard:
         )
 
     def start_commit(self) -> StateUpdate:
-        """Commit, as far as the recovery log; the state of before is returned."""
+        """Commit to the recovery log only, and return the previous state."""
         before = self.task.state
         answer = self.ask(StartCommit(b"checkpoint"), StartedCommit)
         if answer.state is not None:
@@ -153,11 +153,11 @@ def doc(key: str, n: int = 0) -> dict[str, Any]:
     return {"id": key, "n": n}
 
 
-# What all three do alike.
+# All three connectors.
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dry_run_touches_nothing_and_applying_twice_is_once(name: str, tmp_path: Path):
+def test_dry_run_changes_nothing_and_second_apply_and_delete_are_empty(name: str, tmp_path: Path):
     task = Task(tmp_path / "deep" / "folder", name, tables=2)
     with task.served() as line:
         would = task.apply(line, dry_run=True)
@@ -175,7 +175,7 @@ def test_a_dry_run_touches_nothing_and_applying_twice_is_once(name: str, tmp_pat
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_keys_and_the_document_are_asked_for(name: str, tmp_path: Path):
+def test_validate_requires_keys_and_document(name: str, tmp_path: Path):
     task = Task(tmp_path, name)
     asked = ValidateBinding('{"name": "t"}', COLLECTION)
     with task.served() as line:
@@ -193,14 +193,14 @@ def test_keys_and_the_document_are_asked_for(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("resource", ["", "a/b", "..", ".hidden", "a\x00", "x" * 101])
-def test_names_that_are_no_folder_are_refused(resource: str, tmp_path: Path):
+def test_resource_name_that_is_no_folder_name_is_rejected(resource: str, tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     asked = ValidateBinding(json.dumps({"name": resource}), COLLECTION)
     with task.served() as line, pytest.raises(ConnectorError, match="name: "):
         line.validate(Validate("m", task.endpoint, (asked,)))
 
 
-def test_a_resource_has_one_owner_and_one_kind(tmp_path: Path):
+def test_resource_of_other_owner_connector_or_update_mode_is_rejected(tmp_path: Path):
     staged, plain = Task(tmp_path, "staged-files"), Task(tmp_path, "plain-files")
     delta = Task(tmp_path, "staged-files", delta=True)
     with staged.served() as line:
@@ -219,14 +219,14 @@ def test_a_resource_has_one_owner_and_one_kind(tmp_path: Path):
         plain.apply(line)
 
 
-def test_a_binding_that_is_not_as_validated_is_refused(tmp_path: Path):
+def test_apply_of_binding_that_differs_from_validation_is_rejected(tmp_path: Path):
     task = Task(tmp_path, "plain-files", delta=True)
     with task.served() as line, pytest.raises(ConnectorError, match="differs from its validation"):
         task.apply(line)
     assert not any(tmp_path.iterdir())
 
 
-def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
+def test_apply_to_foreign_folder_is_rejected_and_leaves_its_files(tmp_path: Path):
     (tmp_path / "t0").mkdir()
     (tmp_path / "t0" / "theirs").write_text("kept")
     task = Task(tmp_path, "push-files")
@@ -238,7 +238,7 @@ def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path):
     assert (tmp_path / "t0" / "theirs").read_text() == "kept"
 
 
-def test_a_folder_that_is_none_is_told_of(tmp_path: Path):
+def test_apply_with_file_as_folder_is_rejected(tmp_path: Path):
     (tmp_path / "file").write_text("")
     task = Task(tmp_path / "file", "plain-files")
     with (
@@ -248,7 +248,7 @@ def test_a_folder_that_is_none_is_told_of(tmp_path: Path):
         task.apply(line)
 
 
-def test_a_folder_that_cannot_be_made_is_told_of():
+def test_apply_with_folder_that_cannot_be_created_is_rejected():
     task = Task(Path("/proc/folder"), "plain-files")
     with (
         task.served() as line,
@@ -257,11 +257,11 @@ def test_a_folder_that_cannot_be_made_is_told_of():
         task.apply(line)
 
 
-# Staged.
+# staged-files.
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_what_is_committed_is_applied_by_the_next_connector(delta: bool, tmp_path: Path):
+def test_committed_staged_transaction_is_applied_by_next_stream_once(delta: bool, tmp_path: Path):
     task = Task(tmp_path, "staged-files", delta=delta)
     with task.served() as line:
         task.apply(line)
@@ -282,8 +282,8 @@ def test_what_is_committed_is_applied_by_the_next_connector(delta: bool, tmp_pat
 
 
 @pytest.mark.parametrize("delta", [False, True])
-def test_a_transaction_that_is_applied_again_is_applied_once(delta: bool, tmp_path: Path):
-    """As if it had crashed after the table was replaced, and again much later."""
+def test_repeated_apply_of_staged_transaction_has_no_effect(delta: bool, tmp_path: Path):
+    """Simulate a crash after the table was replaced, then a much later replay."""
     task = Task(tmp_path, "staged-files", delta=delta)
     with task.served() as line:
         task.apply(line)
@@ -310,7 +310,7 @@ def test_a_transaction_that_is_applied_again_is_applied_once(delta: bool, tmp_pa
     assert sorted(each["n"] for each in rows if each["id"] == "a") == ([1, 2] if delta else [2])
 
 
-def test_what_the_log_did_not_commit_is_never_seen_and_is_removed(tmp_path: Path):
+def test_uncommitted_staged_files_are_not_applied_and_are_removed(tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     with task.served() as line:
         task.apply(line)
@@ -329,8 +329,8 @@ def test_what_the_log_did_not_commit_is_never_seen_and_is_removed(tmp_path: Path
     assert task.rows() == []
 
 
-def test_a_table_of_the_last_transaction_is_not_applied_for_the_next(tmp_path: Path):
-    """State is patched; names of one transaction must not stay for another."""
+def test_staged_table_is_not_applied_again_by_next_transaction(tmp_path: Path):
+    """A state patch must not keep the staged names of an earlier transaction."""
     task = Task(tmp_path, "staged-files", delta=True, tables=2)
     with task.served() as line:
         task.apply(line)
@@ -343,7 +343,7 @@ def test_a_table_of_the_last_transaction_is_not_applied_for_the_next(tmp_path: P
     assert (task.rows(0), task.rows(1)) == ([doc("a")], [doc("b")])
 
 
-def test_shards_go_on_from_what_the_one_before_them_staged(tmp_path: Path):
+def test_split_and_joined_shards_apply_staged_work_of_their_parents(tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     with task.served() as line:
         task.apply(line)
@@ -373,7 +373,7 @@ def test_shards_go_on_from_what_the_one_before_them_staged(tmp_path: Path):
         assert whole.load("a", "b") == [doc("a", 3), doc("b", 2)]
 
 
-def test_a_recovery_log_that_begins_anew_is_not_taken_for_an_old_one(tmp_path: Path):
+def test_empty_recovery_log_after_transactions_applies_new_transaction(tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     with task.served() as line:
         task.apply(line)
@@ -386,7 +386,7 @@ def test_a_recovery_log_that_begins_anew_is_not_taken_for_an_old_one(tmp_path: P
     assert task.rows() == [doc("a", 9)]
 
 
-def test_a_staged_file_that_is_gone_stops_the_stream(tmp_path: Path):
+def test_missing_staged_file_fails_the_stream(tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     with task.served() as line:
         task.apply(line)
@@ -402,19 +402,19 @@ def test_a_staged_file_that_is_gone_stops_the_stream(tmp_path: Path):
 
 
 changes = st.dictionaries(st.sampled_from("abcd"), st.integers(0, 99) | st.none(), max_size=3)
-"""What a transaction stores by key; none removes."""
+"""Values that a transaction stores, by key; `None` deletes."""
 
 steps = st.tuples(
     st.sampled_from(["acknowledged", "committed", "staged"]), st.booleans(), changes, st.booleans()
 )
-"""How far a transaction comes before the crash, whether it empties the table first, and whether
-an older one wakes up after it."""
+"""Last step before the crash, whether the transaction truncates the table first, its values,
+and whether an older transactor acknowledges after it."""
 
 
 @pytest.mark.parametrize("delta", [False, True])
 @settings(max_examples=20)
 @given(history=st.lists(steps, max_size=6))
-def test_whatever_crashes_each_committed_transaction_is_applied_once(
+def test_committed_staged_transactions_are_applied_once_across_crashes(
     delta: bool, history: list[tuple[str, bool, dict[str, int | None], bool]]
 ):
     with tempfile.TemporaryDirectory() as folder:
@@ -467,10 +467,10 @@ def documents(binding: Binding[Any], stored: Mapping[str, int | None]) -> Docume
     )
 
 
-# Plain.
+# plain-files.
 
 
-def test_a_late_write_of_an_older_stream_is_refused(tmp_path: Path):
+def test_plain_files_late_commit_of_older_stream_is_rejected(tmp_path: Path):
     task = Task(tmp_path, "plain-files")
     with task.served() as one, task.served() as other:
         task.apply(one)
@@ -486,7 +486,7 @@ def test_a_late_write_of_an_older_stream_is_refused(tmp_path: Path):
         assert newer.load("a", "b", "c") == [doc("a", 2), doc("b", 1)]
 
 
-def test_streams_of_other_keys_go_on(tmp_path: Path):
+def test_plain_files_streams_of_disjoint_key_ranges_both_commit(tmp_path: Path):
     task = Task(tmp_path, "plain-files")
     with task.served() as one, task.served() as other:
         task.apply(one)
@@ -497,7 +497,7 @@ def test_streams_of_other_keys_go_on(tmp_path: Path):
     assert task.rows() == [doc("a"), doc("b"), doc("c")]
 
 
-def test_a_table_made_anew_does_not_know_its_old_writers(tmp_path: Path):
+def test_plain_files_recreated_resource_rejects_older_stream(tmp_path: Path):
     task = Task(tmp_path, "plain-files")
     with task.served() as one, task.served() as other:
         task.apply(one)
@@ -514,7 +514,7 @@ def test_a_table_made_anew_does_not_know_its_old_writers(tmp_path: Path):
     assert task.rows() == []
 
 
-def test_keys_of_any_length_have_files_and_can_be_removed(tmp_path: Path):
+def test_plain_files_stores_loads_and_deletes_keys_of_any_length(tmp_path: Path):
     task = Task(tmp_path, "plain-files")
     docs = [doc(key) for key in ("", "a", "x" * 99, "x" * 1_000, "x" * 1_001, "Ü/..\\")]
     keys = [each["id"] for each in docs]
@@ -529,10 +529,10 @@ def test_keys_of_any_length_have_files_and_can_be_removed(tmp_path: Path):
         assert shard.load(*keys) == docs[:2]
 
 
-# Push.
+# push-files.
 
 
-def test_every_document_is_a_line_that_says_what_it_is(tmp_path: Path):
+def test_push_files_appends_one_line_per_document(tmp_path: Path):
     task = Task(tmp_path, "push-files")
     with task.served() as line:
         task.apply(line)
@@ -550,7 +550,7 @@ def test_every_document_is_a_line_that_says_what_it_is(tmp_path: Path):
     assert task.rows() == [doc("a", 1), doc("a", 2)]
 
 
-def test_half_a_line_of_one_who_was_killed_is_taken_away(tmp_path: Path):
+def test_push_files_removes_partial_line_of_killed_writer(tmp_path: Path):
     task = Task(tmp_path, "push-files")
     with task.served() as line:
         task.apply(line)
@@ -562,13 +562,13 @@ def test_half_a_line_of_one_who_was_killed_is_taken_away(tmp_path: Path):
     assert task.rows() == [doc("a"), doc("b")]
 
 
-# What they are made of.
+# Shared file functions.
 
 texts = st.text() | st.sampled_from([',"document":', '"', "\\", "\n", "\u2028"])
 
 
 @given(st.dictionaries(texts, texts | st.integers() | st.lists(texts), min_size=1), st.lists(texts))
-def test_a_line_gives_back_what_it_was_made_of(about: dict[str, Any], document: Sequence[str]):
+def test_parts_of_line_round_trip(about: dict[str, Any], document: Sequence[str]):
     about = {f"about {key}": value for key, value in about.items()}
     text = json.dumps(document, ensure_ascii=False).encode()
     line = line_of(about, text)
@@ -578,13 +578,13 @@ def test_a_line_gives_back_what_it_was_made_of(about: dict[str, Any], document: 
     assert json.loads(parts_of(line_of(about, text.replace(b", ", b",\n\r\n ")))[1]) == document
 
 
-def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path: Path):
+def test_replace_file_leaves_only_the_new_contents(tmp_path: Path):
     for data in (b"older", b"", b"newer"):
         replace(tmp_path / "file", data)
         assert [(each.name, each.read_bytes()) for each in tmp_path.iterdir()] == [("file", data)]
 
 
-def test_who_waits_for_a_lock_can_be_called_off(tmp_path: Path):
+def test_cancelled_wait_for_file_lock_raises(tmp_path: Path):
     cancelled = threading.Event()
     cancelled.set()
     with (
@@ -597,7 +597,7 @@ def test_who_waits_for_a_lock_can_be_called_off(tmp_path: Path):
         pass
 
 
-def test_a_resource_is_printed_by_a_script_that_needs_nothing(tmp_path: Path):
+def test_isolated_script_prints_resource_or_reports_missing_resource(tmp_path: Path):
     task = Task(tmp_path, "staged-files")
     with task.served() as line:
         task.apply(line)

@@ -1,4 +1,4 @@
-"""Tables that a backfill drops and creates again, because they cannot be altered."""
+"""Backfills that drop and recreate a table which cannot be altered."""
 
 import itertools
 from typing import Any
@@ -143,7 +143,7 @@ def test_crash_between_drop_and_create_leaves_the_old_table(
     assert contents(sql, new) == [columns_of(new, after)]
 
 
-def test_table_that_was_to_be_replaced_can_be_continued(
+def test_old_binding_is_accepted_after_apply_of_pending_replacement(
     sql: Sql, change: tuple[Wanted, Row, Wanted, Row, str]
 ) -> None:
     old, before, new, _, _ = change
@@ -157,14 +157,14 @@ def test_table_that_was_to_be_replaced_can_be_continued(
     assert contents(sql, old) == [columns_of(old, before)]
 
 
-def test_int_that_becomes_text_is_altered_in_place(sql: Sql) -> None:
+def test_integer_column_changed_to_text_is_altered_in_place(sql: Sql) -> None:
     fill(sql, things(NUMBER), Row((1,), (7,)))
     assert sql.driven.validate(things(TEXT), replaces=True)[0].recreates == ""
     sql.driven.apply("v2", things(TEXT), recreates=[0])
     assert contents(sql, things(TEXT)) == [(1, "7")]
 
 
-def test_store_to_a_table_that_must_be_replaced_first_is_rejected(sql: Sql) -> None:
+def test_store_before_pending_table_replacement_is_rejected(sql: Sql) -> None:
     fill(sql, things(TEXT), Row((1,), ("a",)))
     sql.driven.apply("v2", things(NUMBER), recreates=[0])
     with (
@@ -176,7 +176,7 @@ def test_store_to_a_table_that_must_be_replaced_first_is_rejected(sql: Sql) -> N
 
 
 @pytest.mark.parametrize("options", [{"delta_updates": True}, {"delete": "soft"}])
-def test_other_kinds_of_updates_are_stored_in_the_new_table(
+def test_replaced_table_accepts_delta_updates_and_soft_deletes(
     sql: Sql, options: dict[str, Any]
 ) -> None:
     fill(sql, things(TEXT, **options), Row((1,), ("a",)))
@@ -188,7 +188,7 @@ def test_other_kinds_of_updates_are_stored_in_the_new_table(
     assert contents(sql, new) == [(2, 2), (3, 3)]
 
 
-def test_table_that_was_taken_over_is_not_dropped(sql: Sql) -> None:
+def test_adopted_table_is_not_recreated(sql: Sql) -> None:
     kind, strict = ("ANY", " STRICT") if sql.connector.name == "sqlite" else ("BIGINT", "")
     with sql.session() as session:
         session.run(f"CREATE TABLE {sql.table('things')} (id {kind} PRIMARY KEY, n TEXT){strict}")
@@ -201,7 +201,7 @@ def test_table_that_was_taken_over_is_not_dropped(sql: Sql) -> None:
 
 
 @pytest.mark.parametrize("sql", ["postgres"], indirect=True)
-def test_view_on_a_table_keeps_it_from_being_replaced(sql: Sql) -> None:
+def test_replacement_of_table_with_dependent_view_raises_refused(sql: Sql) -> None:
     fill(sql, things(TEXT), Row((1,), ("a",)))
     with sql.session() as session:
         session.run(f"CREATE VIEW {sql.table('report')} AS SELECT n FROM {sql.table('things')}")

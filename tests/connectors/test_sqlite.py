@@ -1,4 +1,4 @@
-"""SQLite keeps what it is given, and is locked only while a transaction is committed."""
+"""SQLite connector: exact values, and a lock held only during commit."""
 
 import base64
 import json
@@ -60,7 +60,7 @@ KINDS: dict[str, Inference] = {
 
 
 class Target:
-    """A table of one SQLite file, as a runtime would bind it."""
+    """Table of one SQLite file, bound as a runtime binds it."""
 
     def __init__(self, path: Path, resource: dict[str, Any] | None = None, **fields: Inference):
         self.endpoint = SqliteConnector.endpoint(path=path)
@@ -164,14 +164,14 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "target.db"
 
 
-def test_rows_are_stored_updated_and_deleted(path):
+def test_sqlite_stores_updates_and_deletes_rows(path):
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
     first = [{"id": 1, "a_string": "a"}, {"id": 2, "a_string": "b"}, {"id": 3}]
     target.commit(stream, target.documents(*first))
     assert target.load(stream, 3, 1, 7) == [first[2], first[0]]
-    # What is said of `exists` is a hint, here a wrong one.
+    # `exists` is only a hint, and wrong in this case.
     target.commit(stream, target.documents({"id": 1, "a_string": "c"}, {"id": 4}))
     target.commit(stream, target.documents({"id": 2}, {"id": 3, "a_string": "d"}, gone=(2,)))
     assert target.rows("id, a_string") == [(1, "c"), (3, "d"), (4, None)]
@@ -179,7 +179,7 @@ def test_rows_are_stored_updated_and_deleted(path):
     assert target.open().checkpoint == b"cp"
 
 
-def test_soft_deletes_mark_rows_and_are_not_loaded(path):
+def test_soft_deleted_rows_are_marked_and_not_loaded(path):
     target = Target(path, {"delete": "soft"}, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
@@ -191,8 +191,8 @@ def test_soft_deletes_mark_rows_and_are_not_loaded(path):
     assert target.rows("id, a_string, flow_deleted")[0] == (1, "b", 0)
 
 
-def test_a_table_is_emptied_in_the_transaction_that_fills_it(path, monkeypatch):
-    monkeypatch.setattr(transactor, "WAITING_BYTES", 0)  # All of it goes by way of a file.
+def test_truncating_store_and_new_rows_commit_in_one_transaction(path, monkeypatch):
+    monkeypatch.setattr(transactor, "WAITING_BYTES", 0)  # Everything spills to a file.
     target = Target(path, {"delete": "soft"}, a_string=KINDS["a_string"])
     assert target.validate().accepts_empty
     target.apply()
@@ -208,7 +208,7 @@ def test_a_table_is_emptied_in_the_transaction_that_fills_it(path, monkeypatch):
     assert target.rows("id, a_string, flow_deleted") == [*marked, (4, None, 0)]
 
 
-def test_delta_updates_are_inserted(path):
+def test_delta_updates_append_rows_and_reject_deletes(path):
     target = Target(path, {"delta_updates": True}, an_integer=KINDS["an_integer"])
     assert target.validate().delta_updates
     target.apply()
@@ -239,8 +239,8 @@ rows = st.fixed_dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(found=st.lists(rows, max_size=8, unique_by=lambda it: it["id"]))
-def test_values_come_back_as_they_were(tmp_path_factory, found):
-    """By way of columns alone: the whole document is not kept."""
+def test_values_round_trip_through_columns(tmp_path_factory, found):
+    """Documents are assembled from columns: the table has no document column."""
     target = Target(
         tmp_path_factory.mktemp("values") / "x.db",
         {"document": False},
@@ -264,7 +264,7 @@ def test_values_come_back_as_they_were(tmp_path_factory, found):
         assert type(back.get("an_integer")) is type(row.get("an_integer"))
 
 
-def test_what_has_no_form_of_its_own_is_text(path):
+def test_nan_and_integers_beyond_64_bits_are_stored_as_text(path):
     target = Target(path, {"document": False}, n=KINDS["a_number"], i=KINDS["an_integer"])
     target.apply()
     stream = target.open()
@@ -322,7 +322,7 @@ def test_rows_with_a_key_of_two_columns_are_loaded_updated_and_deleted(path):
     first = [{"id": i, "a_string": s, "an_integer": 0} for i in (1, 2) for s in ("a", "b")]
     target.commit(stream, target.documents(*first))
     assert target.load(stream, (1, "b"), (2, "a"), (2, "c"), (3, "a")) == first[1:3]
-    # The keys of the previous load are forgotten.
+    # The keys of the previous load are dropped.
     assert target.load(stream, (1, "a")) == first[:1]
     update = {"id": 1, "a_string": "b", "an_integer": 7}
     target.commit(stream, target.documents(update))
@@ -359,7 +359,7 @@ def test_load_of_a_row_without_a_document_raises_refused(path):
     stream.close()
 
 
-def test_a_key_of_one_integer_refuses_what_is_too_large(path):
+def test_integer_key_beyond_64_bits_raises_refused(path):
     target = Target(path)
     target.apply()
     stream = target.open()
@@ -373,7 +373,7 @@ def test_a_key_of_one_integer_refuses_what_is_too_large(path):
 # Locks.
 
 
-def test_nobody_waits_while_documents_are_loaded_or_kept(path):
+def test_load_and_store_do_not_lock_the_database(path):
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
@@ -389,7 +389,7 @@ def test_nobody_waits_while_documents_are_loaded_or_kept(path):
     assert [row[0] for row in target.rows("id")] == [1, 2]
 
 
-def test_a_large_transaction_waits_in_a_file_and_locks_nobody(path, monkeypatch):
+def test_large_transaction_spills_to_file_without_locking_the_database(path, monkeypatch):
     monkeypatch.setattr(transactor, "WAITING_BYTES", 300)
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
@@ -417,7 +417,7 @@ def test_a_large_transaction_waits_in_a_file_and_locks_nobody(path, monkeypatch)
     assert dict(target.rows("id, a_string")) == expected
 
 
-def test_a_commit_that_is_broken_off_changes_nothing(path):
+def test_cancelled_commit_changes_nothing(path):
     target = Target(path)
     target.apply()
     stream = target.open()
@@ -429,7 +429,7 @@ def test_a_commit_that_is_broken_off_changes_nothing(path):
     assert target.rows() == []
 
 
-def test_a_stream_that_was_overtaken_commits_nothing(path):
+def test_commit_of_fenced_stream_raises_fenced_and_stores_nothing(path):
     target = Target(path)
     target.apply()
     older = target.open()
@@ -443,8 +443,8 @@ def test_a_stream_that_was_overtaken_commits_nothing(path):
     assert [row[0] for row in target.rows("id")] == [1, 3]
 
 
-def test_without_its_fence_it_would(path, monkeypatch):
-    """The bug that fences are about, planted."""
+def test_planted_bug_without_commit_fence_stores_rows_of_fenced_stream(path, monkeypatch):
+    """Plant the bug that fences prevent."""
     target = Target(path)
     target.apply()
     older = target.open()
@@ -455,7 +455,7 @@ def test_without_its_fence_it_would(path, monkeypatch):
     assert [row[0] for row in target.rows("id")] == [2, 3]
 
 
-def test_waiting_for_another_writer_can_be_broken_off(path):
+def test_interrupted_wait_for_write_lock_raises(path):
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("PRAGMA journal_mode = WAL")
     other.execute("BEGIN IMMEDIATE")
@@ -478,7 +478,7 @@ def test_full_disk_is_a_transient_error(path):
     full.close()
 
 
-def test_a_dry_run_touches_nothing(path):
+def test_apply_dry_run_creates_nothing_and_second_apply_is_empty(path):
     target = Target(path)
     said = target.apply(dry_run=True)
     target.validate()
@@ -489,7 +489,7 @@ def test_a_dry_run_touches_nothing(path):
     assert target.apply(dry_run=True) == ""
 
 
-def test_fields_come_and_go(path):
+def test_apply_with_added_and_removed_fields_keeps_stored_values(path):
     target = Target(path, a_string=Inference(("string",), exists=Exists.MUST))
     target.apply()
     stream = target.open()
@@ -504,8 +504,8 @@ def test_fields_come_and_go(path):
     assert target.rows("id, a_string, another") == [(1, "a", None), (2, None, 5)]
 
 
-def test_a_type_that_can_be_changed_is(path):
-    """What was loaded as a number before is the text of that number afterwards."""
+def test_number_column_changed_to_string_keeps_values_as_json_text(path):
+    """A value loaded as a number before the change is loaded as its JSON text after it."""
     numbers = [0.1, 1 / 3, 5.0, -1e22, 2**53 + 1, 2**70, math.nan, math.inf, -math.inf]
     target = Target(path, {"document": False}, x=Inference(("number",), exists=Exists.MAY))
     target.apply()
@@ -535,7 +535,7 @@ def test_a_type_that_can_be_changed_is(path):
         ("an_object", "a_string"),
     ],
 )
-def test_a_type_whose_values_would_become_others_is_refused(path, before, after):
+def test_type_change_that_alters_values_is_rejected(path, before, after):
     target = Target(path, {"document": False}, x=KINDS[before])
     target.apply()
     target.fields["x"], target.version = KINDS[after], "v2"
@@ -544,7 +544,7 @@ def test_a_type_whose_values_would_become_others_is_refused(path, before, after)
         target.apply()
 
 
-def test_a_type_that_cannot_is_refused(path):
+def test_string_column_changed_to_integer_is_rejected(path):
     target = Target(path, x=KINDS["a_string"])
     target.apply()
     target.fields["x"] = KINDS["an_integer"]
@@ -556,7 +556,7 @@ def test_a_type_that_cannot_is_refused(path):
         target.apply()
 
 
-def test_delta_updates_are_switched_on_but_not_off(path):
+def test_switch_to_delta_updates_is_accepted_and_switch_back_rejected(path):
     target = Target(path, x=KINDS["a_string"])
     target.apply()
     stream = target.open()
@@ -578,7 +578,7 @@ def test_delta_updates_are_switched_on_but_not_off(path):
         target.apply()
 
 
-def test_a_table_of_somebody_else_is_not_taken(path):
+def test_foreign_table_is_rejected_without_adopt_option(path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY) STRICT")
     connection.close()
@@ -607,7 +607,7 @@ def test_a_table_of_somebody_else_is_not_taken(path):
     ],
     ids=["not strict", "without case", "without rowid"],
 )
-def test_a_table_that_would_not_keep_what_it_is_given_is_not_adopted(path, table, told):
+def test_adopt_of_non_strict_or_collated_table_is_rejected(path, table, told):
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE T {table}")
     connection.close()
@@ -620,7 +620,7 @@ def test_a_table_that_would_not_keep_what_it_is_given_is_not_adopted(path, table
 
 
 @pytest.mark.parametrize("other", ["x ANY", "other TEXT NOT NULL DEFAULT 'o'"])
-def test_a_table_that_was_adopted_is_not_replaced(path, other):
+def test_change_that_replaces_adopted_table_is_rejected(path, other):
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, {other} UNIQUE) STRICT")
     connection.close()
@@ -629,7 +629,7 @@ def test_a_table_that_was_adopted_is_not_replaced(path, other):
         target.apply()
 
 
-def test_a_table_that_was_adopted_is_not_replaced_later(path):
+def test_change_that_replaces_table_adopted_by_earlier_spec_is_rejected(path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, x ANY UNIQUE) STRICT")
     connection.close()
@@ -643,7 +643,7 @@ def test_a_table_that_was_adopted_is_not_replaced_later(path):
         target.apply()
 
 
-def test_columns_that_differ_in_case_alone_are_one(path):
+def test_columns_that_differ_only_in_case_conflict(path):
     target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"], Ä=KINDS["a_string"])
     target.fields["ä"] = KINDS["a_string"]
     said = target.validate().constraints
@@ -654,14 +654,14 @@ def test_columns_that_differ_in_case_alone_are_one(path):
         target.apply()
     del target.fields["X"]
     target.apply()
-    # The one that has the column keeps it.
+    # The field that has the column keeps it.
     target.fields = {"id": KINDS["id"], "X": KINDS["a_string"], "x": KINDS["a_string"]}
     said = target.validate().constraints
     assert said["x"].type is ConstraintType.FIELD_REQUIRED
     assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
 
 
-def test_columns_that_are_there_are_found_without_case(path):
+def test_existing_columns_are_matched_case_insensitively(path):
     with sqlite3.connect(path) as connection:
         connection.execute("CREATE TABLE T (ID INTEGER PRIMARY KEY, Name TEXT) STRICT")
     connection.close()
@@ -676,7 +676,7 @@ def test_columns_that_are_there_are_found_without_case(path):
     stream.close()
 
 
-def test_tables_that_differ_in_case_alone_are_one(path):
+def test_tables_that_differ_only_in_case_are_duplicate_bindings(path):
     target = Target(path)
     fields = projected(target.collection, {})
     tables = [SqlResource(table=name) for name in ("Orders", "orders")]
@@ -686,12 +686,12 @@ def test_tables_that_differ_in_case_alone_are_one(path):
 
 
 @pytest.mark.parametrize("name", ["", ":memory:"])
-def test_what_is_no_file(name):
+def test_endpoint_path_that_is_no_file_raises_usage_error(name):
     with pytest.raises(UsageError, match=r"path: .*must be a file"):
         parse(SqliteConnector.endpoint, json.dumps({"path": name}), "endpoint")
 
 
-def test_what_is_no_sqlite_file(tmp_path):
+def test_file_that_is_no_sqlite_database_raises_refused(tmp_path):
     path = tmp_path / "text"
     path.write_text("hello\n" * 100)
     with pytest.raises(Refused, match="could not open SQLite database"):
@@ -700,7 +700,7 @@ def test_what_is_no_sqlite_file(tmp_path):
         Target(tmp_path / "no" / "folder.db").apply()
 
 
-def test_secrets_and_the_endpoint_are_not_kept_in_the_target(path):
+def test_applied_spec_does_not_contain_endpoint_config(path):
     target = Target(path)
     target.apply()
     with sqlite3.connect(path) as connection:
@@ -709,7 +709,7 @@ def test_secrets_and_the_endpoint_are_not_kept_in_the_target(path):
     assert b"target.db" not in base64.b64decode(spec)
 
 
-def test_several_changes_at_once_do_not_undo_each_other(path):
+def test_apply_with_several_changes_keeps_rows_indexes_and_views(path):
     target = Target(
         path,
         a=Inference(("string",), exists=Exists.MUST),
@@ -723,7 +723,7 @@ def test_several_changes_at_once_do_not_undo_each_other(path):
         connection.execute("CREATE INDEX by_b ON t (b)")
         connection.execute("CREATE VIEW seen AS SELECT b FROM t")
     connection.close()
-    # A field goes, one comes, one changes its type and may be absent, and the key goes.
+    # Remove a field, add a field, change a type to optional text, and drop the primary key.
     target.resource = SqlResource(table="t", delta_updates=True)
     target.fields = {"id": KINDS["id"], "b": KINDS["a_string"], "c": KINDS["a_boolean"]}
     target.version = "v2"
@@ -744,7 +744,7 @@ def test_several_changes_at_once_do_not_undo_each_other(path):
     connection.close()
 
 
-def test_rows_that_were_marked_go_when_deletes_become_hard(path):
+def test_switch_to_hard_deletes_removes_soft_deleted_rows(path):
     target = Target(path, {"delete": "soft"})
     target.apply()
     stream = target.open()
@@ -759,7 +759,7 @@ def test_rows_that_were_marked_go_when_deletes_become_hard(path):
     assert target.load(stream, 1) == [{"id": 1}]
 
 
-def test_what_was_deleted_and_made_again_does_not_take_an_older_writer(path):
+def test_older_stream_is_fenced_after_delete_and_recreation(path):
     target = Target(path)
     target.apply()
     older = target.open()
@@ -774,7 +774,7 @@ def test_what_was_deleted_and_made_again_does_not_take_an_older_writer(path):
 
 
 @pytest.mark.parametrize("wrong", ["-_-_", "SGVs bG8=!!", "abc"])
-def test_bytes_that_are_not_in_base_64_are_refused(path, wrong):
+def test_bytes_that_are_not_base64_are_rejected(path, wrong):
     target = Target(path, bytes=KINDS["bytes"])
     target.apply()
     stream = target.open()
@@ -795,7 +795,7 @@ def replaced(path: Path) -> None:
 
 @pytest.mark.parametrize("harm", [deleted, replaced])
 @pytest.mark.parametrize("file", ["target.db", "target.db-wal"])
-def test_commit_to_file_that_is_gone_raises_refused(path, harm, file):
+def test_commit_to_deleted_or_replaced_file_raises_refused(path, harm, file):
     target = Target(path)
     target.apply()
     stream = target.open()
@@ -822,7 +822,7 @@ def test_commit_to_folder_that_was_replaced_by_a_file_raises_refused(tmp_path):
     stream.close()
 
 
-def test_commit_during_which_the_file_goes_is_not_acknowledged(path, monkeypatch):
+def test_commit_with_file_deleted_during_commit_raises_refused(path, monkeypatch):
     target = Target(path)
     target.apply()
     stream = target.open()
@@ -857,7 +857,7 @@ stream.close()
 
 
 def test_commit_is_synced_before_it_is_acknowledged(path, strace):
-    """Without the last sync of the -wal file, a power cut takes the commit back."""
+    """Without the last sync of the -wal file, a power failure loses the commit."""
     calls = path.with_name("calls")
     subprocess.run(
         [

@@ -1,4 +1,4 @@
-"""Keys of whatever kind find their documents in SQLite, and no others."""
+"""Lookup of documents by key in SQLite, for every key type."""
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -20,7 +20,7 @@ KINDS = {
     "string": (("string",), TEXTS),
     "boolean": (("boolean",), st.booleans()),
 }
-"""By name, types and values of a part of a key; all of them can be given alone."""
+"""Types and values of a key column, by name. Each can be the only key column."""
 
 keys = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).flatmap(
     lambda kinds: st.tuples(
@@ -34,7 +34,7 @@ keys = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).flatmap(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(keys, st.data())
-def test_a_key_finds_its_document(tmp_path_factory, drawn, data):
+def test_load_by_composite_key_returns_exactly_the_stored_documents(tmp_path_factory, drawn, data):
     kinds, found = drawn
     parts = [projection(f"k{at}", *KINDS[kind][0], must=True) for at, kind in enumerate(kinds)]
     wanted = Wanted(collection(*parts, key=[each.ptr for each in parts]))
@@ -47,7 +47,7 @@ def test_a_key_finds_its_document(tmp_path_factory, drawn, data):
         assert len(loaded(writer, binding, found)) == len(stored)
 
 
-def test_a_large_integer_among_others(tmp_path):
+def test_load_by_keys_with_integers_beyond_64_bits_returns_documents(tmp_path):
     parts = [projection("i", "integer", must=True), projection("j", "integer", must=True)]
     wanted = Wanted(collection(*parts, key=["/i", "/j"]))
     keys = [(2**64, 1), (1, 2**64), (1, 1), (2**63, -(2**63))]

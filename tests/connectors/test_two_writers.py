@@ -1,7 +1,7 @@
-"""Two writers of one range, in processes of their own, killed and paused at every step.
+"""Two writers of one key range in separate processes, killed and paused at every step.
 
-Never does more than one of them commit past the fence, and what is committed is a
-prefix of what the first has sent, then what the second has.
+At most one writer commits past the fence. The endpoint holds a prefix of the transactions
+of the first writer, followed by the transactions of the second.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ LOG = collection(
 
 
 class Process:
-    """A connector in a process of its own."""
+    """Connector in a separate process."""
 
     def __init__(self, name: str, folder: Path, number: int) -> None:
         self.address = f"unix:{folder}/{number}.sock"
@@ -70,7 +70,7 @@ class Process:
 
 
 class Writer:
-    """Sends transaction 1, 2, … : each sets the one document's `n`."""
+    """Client that sends transactions 1, 2, …; each sets `n` of the only document."""
 
     def __init__(self, process: Process, spec: MaterializationSpec) -> None:
         self.process = process
@@ -80,7 +80,7 @@ class Writer:
         self.at = 0
 
     def step(self, name: str) -> None:
-        """Go one step of the protocol further."""
+        """Execute one step of the protocol."""
         stream = self._stream
         if stream is None:
             assert name == "opened"
@@ -126,7 +126,7 @@ class Writer:
 
 
 class Target:
-    """Where both write to: the last state, and a row for each transaction."""
+    """Endpoint of both writers: the last state, and a row for each transaction."""
 
     def __init__(self, name: str, endpoint: dict[str, Any], folder: Path) -> None:
         self.name = name
@@ -203,14 +203,13 @@ def target(request, tmp_path) -> Iterator[Target]:
 
 
 def in_order(target: Target, first: int, second: int) -> None:
-    """What is there is what was sent up to the second's last, once each."""
+    """Assert that every transaction up to the last of the second writer is stored once."""
     state, log = target.contents()
     assert log == list(range(1, second + 1)), (first, second)
     assert state == second
 
 
-def test_paused_at_every_step(target):
-    """The one who wakes up late is not let in."""
+def test_writer_paused_at_every_step_cannot_commit_after_newer_open(target):
     one, other = target.process(), target.process()
     target.apply(one)
     for transactions in (0, 1):
@@ -240,11 +239,10 @@ def test_paused_at_every_step(target):
             target.clear()
 
 
-def test_killed_at_every_step(target):
-    """Another one takes up where the last commit was."""
+def test_writer_killed_at_every_step_is_resumed_from_last_commit(target):
     other = target.process()
     target.apply(other)
-    # Processes are slow to start, and where a commit is not under way there is little to see.
+    # Processes start slowly, and the steps around the commit are the critical ones.
     for at in range(len(STEPS)) if target.name == "sqlite" else (4, 5, 6):
         process = target.process()
         writer = target.writer(process)

@@ -1,7 +1,7 @@
-"""The cases of tests/vectors/flow.json about Validate and Apply, in every SQL endpoint.
+"""Validate and Apply vectors of tests/vectors/flow.json, in every SQL endpoint.
 
-Some tell of a time when a table was never altered, and tables are altered now;
-`TREATED` says how.
+Some vectors assume that tables are never altered. Penstock alters tables; `TREATED`
+states the decision per vector.
 """
 
 import base64
@@ -60,7 +60,7 @@ TYPES = {
     "intOrObjectOrNull": ("integer", "object", "null"),
     "stringOrInt": ("string", "integer"),
 }
-"""Of fields whose name is not that of a type; an integer or a number is a number."""
+"""Types of fields whose name is not a type; integer or number is number."""
 
 
 def field(name: str, *types: str) -> Projection:
@@ -75,12 +75,12 @@ APPLIED = Wanted(
 )
 
 
-def test_every_vector_is_treated() -> None:
+def test_every_validate_and_apply_vector_has_a_test() -> None:
     assert {*CASES} == {*TREATED}
 
 
 @pytest.mark.parametrize("case", NEW.values(), ids=NEW.keys())
-def test_constraints_of_a_new_table(sql: Sql, case: Any) -> None:
+def test_validate_for_new_table_returns_constraints_of_vector(sql: Sql, case: Any) -> None:
     names = [each for each in case["input"]["fields"] if each not in ("flow_document", "theKey")]
     wanted = Wanted(collection(KEY, *map(field, names), key=KEYED))
     [found] = sql.driven.validate(wanted)
@@ -88,7 +88,7 @@ def test_constraints_of_a_new_table(sql: Sql, case: Any) -> None:
     assert said == case["expect"]["constraints"]
 
 
-def test_constr_04_constraints_of_a_table_that_is_there(sql: Sql) -> None:
+def test_constr_04_validate_for_existing_table_returns_constraints(sql: Sql) -> None:
     expected = CASES["constr-04"]["expect"]
     sql.driven.apply("v1", APPLIED)
     changed = Wanted(
@@ -112,12 +112,12 @@ def test_constr_04_constraints_of_a_table_that_is_there(sql: Sql) -> None:
         collection(KEY, field("string", "object"), field("bool"), field("int"), key=KEYED)
     )
     [found] = sql.driven.validate(back)
-    if sql.connector.name != "sqlite":  # Where an object is text, too.
+    if sql.connector.name != "sqlite":  # SQLite stores objects as text.
         assert found.constraints["string"].type.name == expected["int"] == "UNSATISFIABLE"
 
 
 @pytest.mark.parametrize("case", ["apply-01", "apply-n11"])
-def test_delta_updates_are_not_switched_off(sql: Sql, case: str) -> None:
+def test_switch_from_delta_to_standard_updates_is_rejected_by_validate(sql: Sql, case: str) -> None:
     assert "Validate error" in CASES[case]["expect"]["outcome"]
     delta = Wanted(APPLIED.collection, options={"delta_updates": True})
     standard = Wanted(APPLIED.collection)
@@ -129,17 +129,17 @@ def test_delta_updates_are_not_switched_off(sql: Sql, case: str) -> None:
         sql.driven.validate(standard)
 
 
-def test_apply_02_two_bindings_of_one_table(sql: Sql) -> None:
+def test_apply_02_two_bindings_of_one_table_are_rejected(sql: Sql) -> None:
     with pytest.raises(Refused, match="duplicate binding"):
         sql.driven.validate(APPLIED, APPLIED)
 
 
-def test_apply_03_the_same_version_again(sql: Sql) -> None:
+def test_apply_03_same_version_again_changes_nothing(sql: Sql) -> None:
     assert sql.driven.apply("v1", APPLIED) != ""
     assert sql.driven.apply("v1", APPLIED) == ""
 
 
-def test_apply_06_delete_of_another_version(sql: Sql) -> None:
+def test_apply_06_delete_of_other_version_is_rejected(sql: Sql) -> None:
     sql.driven.apply("v1", APPLIED)
     with pytest.raises(Refused, match=r'"v1".*"v2"'):
         sql.driven.delete("v2", APPLIED)
@@ -147,24 +147,24 @@ def test_apply_06_delete_of_another_version(sql: Sql) -> None:
         pass
 
 
-def test_apply_07_open_of_another_version(sql: Sql) -> None:
+def test_apply_07_open_of_other_version_is_rejected(sql: Sql) -> None:
     sql.driven.apply("v1", APPLIED)
     with pytest.raises(Refused, match=r'"v1".*"v2"'), sql.driven.open("v2", APPLIED):
         pass
 
 
-def test_apply_08_open_before_any_apply(sql: Sql) -> None:
+def test_apply_08_open_before_apply_is_rejected(sql: Sql) -> None:
     with pytest.raises(Refused, match="has not been applied"), sql.driven.open("v1", APPLIED):
         pass
 
 
-def test_apply_n03_a_field_is_added(sql: Sql) -> None:
+def test_apply_n03_added_field_adds_a_column(sql: Sql) -> None:
     sql.driven.apply("v1", APPLIED)
     sql.driven.apply("v2", Wanted(APPLIED.collection))
     assert sql.sql(f"SELECT number FROM {sql.table('things')}") == []
 
 
-def test_apply_n06_a_column_is_migrated(sql: Sql) -> None:
+def test_apply_n06_integer_column_is_migrated_to_text(sql: Sql) -> None:
     sql.driven.apply("v1", APPLIED)
     with sql.driven.open("v1", APPLIED) as (writer, [things]):
         commit(writer, things, [Row(("k",), ("s", True, 7), {})])
@@ -173,14 +173,14 @@ def test_apply_n06_a_column_is_migrated(sql: Sql) -> None:
     assert sql.sql(f"SELECT int FROM {sql.table('things')}") == [("7",)]
 
 
-def test_apply_n14_a_binding_that_goes_leaves_its_table(sql: Sql) -> None:
+def test_apply_n14_removed_binding_leaves_its_table(sql: Sql) -> None:
     other = Wanted(APPLIED.collection, "others")
     sql.driven.apply("v1", APPLIED, other)
     sql.driven.apply("v2", other)
     assert sql.sql(f"SELECT * FROM {sql.table('things')}") == []
 
 
-def test_driver_01_a_walk_from_validate_to_the_third_commit(sql: Sql) -> None:
+def test_driver_01_scenario_from_validate_to_third_commit(sql: Sql) -> None:
     given, expected = CASES["driver-01"]["input"], CASES["driver-01"]["expect"]
     name, *range_and_fence, checkpoint = given["seed_checkpoint_row"]
     driven = dataclasses.replace(sql.driven, name=name)

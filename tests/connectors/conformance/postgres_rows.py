@@ -1,4 +1,4 @@
-"""Prints the rows of a table: `python postgres_rows.py URL TABLE`."""
+"""Printer for the rows of a table: `python postgres_rows.py URL TABLE`."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Prints the rows of a table: `python sqlite_rows.py FILE TABLE`."""
+"""Printer for the rows of a table: `python sqlite_rows.py FILE TABLE`."""
 
 import json
 import sqlite3

@@ -1,4 +1,4 @@
-"""Tables are made to fit, without loss, or it is said why they cannot be."""
+"""Apply and Validate of the Postgres connector: lossless changes, or a rejection."""
 
 import base64
 
@@ -40,7 +40,7 @@ def columns(database: Database, table: str = "sink.things") -> list[tuple[str, s
 
 
 def everything(database: Database) -> list[tuple]:
-    """What a dry run must not change."""
+    """Return the catalog rows that a dry run must not change."""
     return database.sql(
         "SELECT n.nspname, c.relname, c.relfilenode, a.attname, a.xmin::text FROM pg_class c "
         "JOIN pg_namespace n ON n.oid = c.relnamespace "
@@ -49,7 +49,7 @@ def everything(database: Database) -> list[tuple]:
     ) + database.sql("SELECT nspname FROM pg_namespace ORDER BY 1")
 
 
-def test_schemas_and_tables_are_made_once(database: Database, driven: Driven) -> None:
+def test_apply_creates_schema_and_table_once(database: Database, driven: Driven) -> None:
     number = projection("n", "number", must=True)
     wanted = Wanted(collection(ID, number), document=False, options={"schema": "Other one"})
     before = everything(database)
@@ -65,7 +65,7 @@ def test_schemas_and_tables_are_made_once(database: Database, driven: Driven) ->
     assert driven.apply("v1", wanted) == driven.apply("v1", wanted, dry_run=True) == ""
 
 
-def test_a_new_field_is_a_nullable_column(database: Database, driven: Driven) -> None:
+def test_apply_adds_new_field_as_nullable_column(database: Database, driven: Driven) -> None:
     driven.apply("v1", things())
     with driven.open("v1", things()) as (writer, [binding]):
         commit(writer, binding, [Row((1,))])
@@ -82,7 +82,9 @@ def test_a_new_field_is_a_nullable_column(database: Database, driven: Driven) ->
         assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1}, {"id": 2, "n": 7}]
 
 
-def test_a_field_that_goes_leaves_its_column(database: Database, driven: Driven) -> None:
+def test_apply_without_field_keeps_its_column_as_nullable(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", things(projection("n", "integer", must=True)))
     driven.apply("v2", things())
     assert columns(database) == [("id", "bigint", True), ("n", "bigint", False)]
@@ -90,7 +92,9 @@ def test_a_field_that_goes_leaves_its_column(database: Database, driven: Driven)
         commit(writer, binding, [Row((1,))])
 
 
-def test_a_field_that_becomes_optional_may_be_null(database: Database, driven: Driven) -> None:
+def test_apply_drops_not_null_of_field_that_becomes_optional(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", things(projection("n", "integer", must=True)))
     driven.apply("v2", things(projection("n", "integer")))
     assert columns(database)[1] == ("n", "bigint", False)
@@ -119,10 +123,10 @@ MIGRATED = {
         str(2**60),
     ),
 }
-"""By field, what it was, what it becomes, a value, and what it becomes."""
+"""Old projection, new projection, old value and new value, by field."""
 
 
-def test_columns_are_migrated_in_place(driven: Driven) -> None:
+def test_apply_migrates_columns_in_place(driven: Driven) -> None:
     old = things(*(before for before, _, _, _ in MIGRATED.values()))
     new = things(*(after for _, after, _, _ in MIGRATED.values()))
     driven.apply("v1", old)
@@ -138,7 +142,9 @@ def test_columns_are_migrated_in_place(driven: Driven) -> None:
         assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1, **kept}, {"id": 2}]
 
 
-def test_an_incompatible_type_is_refused(database: Database, driven: Driven) -> None:
+def test_incompatible_type_change_is_rejected_by_validate_and_apply(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", things(projection("v", "string")))
     new = things(projection("v", "integer"), projection("w", "integer"))
     said = driven.validate(new)[0].constraints["v"]
@@ -149,7 +155,9 @@ def test_an_incompatible_type_is_refused(database: Database, driven: Driven) -> 
     assert columns(database) == [("id", "bigint", True), ("v", "text", False)]
 
 
-def test_delta_updates_are_switched_on_and_never_off(database: Database, driven: Driven) -> None:
+def test_switch_to_delta_updates_drops_key_and_switch_back_is_rejected(
+    database: Database, driven: Driven
+) -> None:
     standard, delta = things(), things(delta_updates=True)
     driven.apply("v1", standard)
     database.sql('ALTER TABLE sink.things RENAME CONSTRAINT things_pkey TO "odd one"')
@@ -163,13 +171,15 @@ def test_delta_updates_are_switched_on_and_never_off(database: Database, driven:
             refused(standard)
 
 
-def test_soft_deletes_can_be_switched_on(database: Database, driven: Driven) -> None:
+def test_switch_to_soft_deletes_adds_flow_deleted_column(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", things())
     driven.apply("v2", things(delete="soft"))
     assert columns(database)[1] == ("flow_deleted", "boolean", False)
 
 
-def test_another_key_is_refused(driven: Driven) -> None:
+def test_changed_key_is_rejected_by_postgres_connector(driven: Driven) -> None:
     driven.apply("v1", things())
     other = Wanted(
         collection(ID, projection("k", "string", must=True), key=("/id", "/k")), document=False
@@ -179,7 +189,7 @@ def test_another_key_is_refused(driven: Driven) -> None:
         driven.apply("v2", other)
 
 
-def test_a_table_of_somebody_else_is_taken_over_only_if_told(
+def test_foreign_table_is_adopted_only_with_adopt_option(
     database: Database, driven: Driven
 ) -> None:
     database.sql(
@@ -200,14 +210,14 @@ def test_a_table_of_somebody_else_is_taken_over_only_if_told(
         ]
 
 
-def test_what_is_no_table_is_refused(database: Database, driven: Driven) -> None:
+def test_binding_to_view_is_rejected(database: Database, driven: Driven) -> None:
     database.sql("CREATE SCHEMA sink; CREATE VIEW sink.things AS SELECT 1 AS id")
     for deed in (driven.validate, lambda it: driven.apply("v1", it)):
         with pytest.raises(Refused, match=r'relation "sink\.things" is not a table'):
             deed(things(adopt=True))
 
 
-def test_deleted_is_as_never_made(database: Database, driven: Driven) -> None:
+def test_delete_drops_table_and_keeps_fence_row(database: Database, driven: Driven) -> None:
     wanted = things()
     driven.apply("v1", wanted)
     with driven.open("v1", wanted) as (writer, [binding]):
@@ -216,14 +226,14 @@ def test_deleted_is_as_never_made(database: Database, driven: Driven) -> None:
     planned = driven.delete("v1", wanted, dry_run=True)
     assert everything(database) == before
     assert driven.delete("v1", wanted) == planned != ""
-    # The row of its fence stays, so that nobody who holds it can commit.
+    # The fence row stays: an older stream that holds the fence cannot commit.
     left = database.sql("SELECT fence, checkpoint FROM sink.flow_checkpoints_v1")
     assert left == [(2, base64.b64encode(START_FROM_ZERO).decode())]
     assert database.sql("SELECT to_regclass('sink.things')") == [(None,)]
     assert driven.delete("v1", wanted) == ""
 
 
-# Types that fields say they have.
+# Types from `x-postgres-type` annotations.
 
 
 SAID = {
@@ -254,7 +264,9 @@ def typed(*said: str) -> Wanted:
     )
 
 
-def test_a_type_is_kept_if_the_endpoint_has_it(database: Database, driven: Driven) -> None:
+def test_annotated_postgres_type_is_used_if_it_exists_in_endpoint(
+    database: Database, driven: Driven
+) -> None:
     database.sql(
         "CREATE TYPE public.mood AS ENUM ('sad', 'ok'); CREATE SCHEMA \"odd schema\"; "
         'CREATE TYPE "odd schema"."Odd {Type}" AS ENUM (\'x\'); '
@@ -272,7 +284,9 @@ def test_a_type_is_kept_if_the_endpoint_has_it(database: Database, driven: Drive
     assert {said[f"v{at}"].type for at in range(len(SAID))} == {ConstraintType.FIELD_REQUIRED}
 
 
-def test_a_type_is_widened_with_the_source(database: Database, driven: Driven) -> None:
+def test_annotated_numeric_type_is_widened_and_never_narrowed(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", typed("numeric(10,2)"))
     driven.apply("v2", typed("numeric(14,4)"))
     assert columns(database)[1][1] == "numeric(14,4)"

@@ -1,4 +1,4 @@
-"""CSV says what the columns hold, and tells what is empty from what is null."""
+"""CSV encoding of columns for COPY."""
 
 import csv
 import io
@@ -16,7 +16,9 @@ TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6
     st.lists(st.tuples(st.none() | st.binary(max_size=9), st.none() | st.booleans(), TEXTS)),
     st.integers(0, 4),
 )
-def test_rows_can_be_read_again(rows: list[tuple], skipped: int) -> None:
+def test_csv_of_columns_round_trips_and_distinguishes_empty_from_null(
+    rows: list[tuple], skipped: int
+) -> None:
     kinds = (pa.binary(), pa.bool_(), pa.string())
     columns = [
         pa.array([row[at] for row in rows], kind).slice(skipped) for at, kind in enumerate(kinds)

@@ -1,4 +1,4 @@
-"""What columns are called and of which type they are, and which can become which."""
+"""Postgres dialect: column names, column types, and type changes."""
 
 import json
 from pathlib import Path
@@ -30,7 +30,7 @@ def field(*types: str, key: bool = False, annotations: dict | None = None, **str
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_types_are_those_of_the_vectors(case: dict) -> None:
+def test_column_type_equals_type_of_vector(case: dict) -> None:
     said = case["input"]["json_type"]
     if said.endswith("as KEY"):
         fields = [field("string", key=True, format=each) for each in said.split()[0].split("/")]
@@ -60,7 +60,7 @@ def test_types_are_those_of_the_vectors(case: dict) -> None:
     ],
     ids=lambda it: it if isinstance(it, str) else "/".join(it.inference.types),
 )
-def test_other_types(of: Field, expected: str) -> None:
+def test_column_type_of_field_is_expected_postgres_type(of: Field, expected: str) -> None:
     assert DIALECT.column_type(of) == expected
 
 
@@ -78,7 +78,7 @@ def test_other_types(of: Field, expected: str) -> None:
     ],
     ids=str,
 )
-def test_a_type_that_the_endpoint_has_is_kept_where_it_can_take_the_values(
+def test_column_type_is_annotated_type_if_it_can_hold_the_values(
     of: Field, said: str, base: str, kept: bool
 ) -> None:
     annotated = Field(
@@ -118,7 +118,7 @@ def test_a_type_that_the_endpoint_has_is_kept_where_it_can_take_the_values(
         ("integer[]", "bigint[]", Fit.INCOMPATIBLE),
     ],
 )
-def test_one_of_postgres_own_types_becomes_another_only_if_it_loses_nothing(
+def test_fit_of_annotated_type_is_migratable_only_if_lossless(
     there: str, said: str, fit: Fit
 ) -> None:
     of = field("string", annotations={"x-postgres-type": said})
@@ -148,11 +148,11 @@ def test_one_of_postgres_own_types_becomes_another_only_if_it_loses_nothing(
     ],
     ids=str,
 )
-def test_columns_that_are_there(there: str, of: Field, fit: Fit) -> None:
+def test_fit_of_existing_column_depends_on_field_type(there: str, of: Field, fit: Fit) -> None:
     assert DIALECT.fit(Column("f", there, nullable=True), of) is fit
 
 
-def test_a_key_is_never_made_text_of_what_it_was_not() -> None:
+def test_fit_of_integer_key_column_with_text_field_is_incompatible() -> None:
     text = field("string", key=True)
     numeric = field("integer", key=True, annotations={"maximum": 2**70})
     key = Column("f", "bigint", nullable=False, in_key=True)
@@ -164,7 +164,7 @@ NAMES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]
 
 
 @given(NAMES, NAMES)
-def test_names_fit_and_stay_apart(one: str, other: str) -> None:
+def test_column_names_fit_63_bytes_and_stay_distinct(one: str, other: str) -> None:
     for name in (one, other, one + "x" * 60):
         column = DIALECT.column_name(name)
         assert 0 < len(column.encode()) <= 63
@@ -173,6 +173,6 @@ def test_names_fit_and_stay_apart(one: str, other: str) -> None:
     assert same == (one == other)
 
 
-def test_a_name_with_a_nul_is_refused() -> None:
+def test_quoted_name_with_nul_raises_refused() -> None:
     with pytest.raises(Refused, match="NUL"):
         DIALECT.quoted("a\0b")

@@ -1,4 +1,4 @@
-"""Who opened last writes; whoever wrote before is ended, fenced off, or named."""
+"""Open of the Postgres connector: older sessions are terminated, fenced or reported."""
 
 import threading
 from collections.abc import Callable
@@ -45,7 +45,7 @@ def checkpoints(database: Database) -> list[tuple]:
     return database.sql("SELECT key_begin, fence, checkpoint FROM flow_checkpoints_v1 ORDER BY 1")
 
 
-def test_where_to_go_on_is_what_was_committed_last(driven: Driven) -> None:
+def test_open_returns_last_committed_checkpoint(driven: Driven) -> None:
     with driven.open("v1", THINGS) as (writer, [things]):
         commit(writer, things, [Row((1,), ("a",))], b"one")
         commit(writer, things, [], b"two")
@@ -55,11 +55,13 @@ def test_where_to_go_on_is_what_was_committed_last(driven: Driven) -> None:
         assert writer.checkpoint == b"two"
 
 
-def test_a_zombie_in_mid_commit_is_ended_not_waited_for(database: Database, driven: Driven) -> None:
+def test_open_terminates_zombie_session_that_is_committing(
+    database: Database, driven: Driven
+) -> None:
     with driven.open("v1", THINGS) as (zombie, [things]):
         commit(zombie, things, [Row((1,), ("old",))], b"before")
         with psycopg.connect(database.url()) as other:
-            # It has written its checkpoint and stored; now it stands still before its COMMIT.
+            # The lock blocks the zombie after its checkpoint and stores, before its COMMIT.
             other.execute("SELECT FROM things WHERE id = 1 FOR UPDATE")
             raised: list[Exception] = []
             thread = threading.Thread(target=caught, args=(raised, zombie, things))
@@ -94,15 +96,15 @@ def waiting(database: Database) -> list[tuple[int]]:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for it; a test that waits for ever is named by its timeout."""
+    """Wait without limit; the timeout of the test ends the wait."""
     while not holds():
         pass
 
 
-def test_a_zombie_with_a_checkpoint_written_holds_nobody_up(
+def test_open_terminates_zombie_that_locks_its_fence_row(
     database: Database, driven: Driven
 ) -> None:
-    """Paused between the last statement and COMMIT, its process stopped: the row is locked."""
+    """A process stopped between its last statement and COMMIT still locks the row."""
     with driven.open("v1", THINGS) as (zombie, _):
         name = database.sql(
             "SELECT application_name FROM pg_stat_activity "
@@ -117,7 +119,7 @@ def test_a_zombie_with_a_checkpoint_written_holds_nobody_up(
             stopped.close()
 
 
-def test_siblings_and_other_materializations_are_left_alone(
+def test_open_leaves_siblings_and_other_materializations_running(
     database: Database, driven: Driven
 ) -> None:
     other = Driven(driven.connector, driven.endpoint, "another")
@@ -143,7 +145,7 @@ def test_siblings_and_other_materializations_are_left_alone(
     assert database.sql("SELECT id FROM things ORDER BY id") == [(1,), (2,), (4,)]
 
 
-def test_an_older_session_that_may_not_be_ended_is_named(
+def test_open_names_locking_session_it_may_not_terminate(
     database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "LOCK_TIMEOUT_S", 1)
@@ -167,9 +169,9 @@ def test_an_older_session_that_may_not_be_ended_is_named(
     database.sql("DROP OWNED BY small; DROP ROLE small")
 
 
-def test_a_zombie_that_is_not_ended_cannot_commit(database: Database, driven: Driven) -> None:
+def test_zombie_that_is_not_terminated_cannot_commit(database: Database, driven: Driven) -> None:
     with driven.open("v1", THINGS) as (zombie, [things]):
-        # As if it were another role's, which cannot be seen.
+        # Simulate a session of another role, which `pg_stat_activity` hides.
         zombie._session.connection.execute("SET application_name = 'hidden'")  # type: ignore[attr-defined]
         with driven.open("v1", THINGS) as (writer, [others]):
             commit(writer, others, [Row((1,), ("new",))], b"new")
@@ -201,7 +203,7 @@ def sessions(database: Database) -> int:
     return int(count)
 
 
-def test_a_session_ended_by_an_administrator_is_no_fence(
+def test_commit_after_session_ended_by_administrator_is_not_fenced(
     database: Database, driven: Driven
 ) -> None:
     with driven.open("v1", THINGS) as (writer, [things]):
@@ -255,7 +257,7 @@ def test_lost_session_of_replaced_fence_table_is_no_fence(
 
 
 class Answering:
-    """A session that answers the query of an identity."""
+    """Fake session that answers the identity query."""
 
     server = 'database "shop"'
 
@@ -339,10 +341,10 @@ def test_session_name_gives_the_range_of_its_own_materialization() -> None:
     assert names.range_of(other.of(LOWER)) is None
     assert names.range_of(names.prefix) is None
     assert SessionNames("other", "m").prefix != names.prefix != other.prefix
-    assert len(names.of(WHOLE)) < 64  # Postgres cuts longer names.
+    assert len(names.of(WHOLE)) < 64  # Postgres truncates longer names.
 
 
-# Where, and who.
+# Address and login.
 
 
 @pytest.mark.parametrize(
@@ -356,12 +358,14 @@ def test_session_name_gives_the_range_of_its_own_materialization() -> None:
     ],
     ids=["nothing", "both", "a password beside", "no schema", "no port"],
 )
-def test_an_endpoint_is_named_in_one_way(endpoint: dict) -> None:
+def test_endpoint_with_missing_or_conflicting_address_is_rejected(endpoint: dict) -> None:
     with pytest.raises(ValueError, match=r"url|schema|port"):
         PostgresEndpoint.model_validate(endpoint)
 
 
-def test_secrets_are_not_shown(postgres_server: PostgresServer) -> None:
+def test_connection_errors_and_repr_do_not_contain_password(
+    postgres_server: PostgresServer,
+) -> None:
     secret = "s3cr%40t/pässword"
     by_url = PostgresEndpoint(
         url=postgres_server.url(password=secret, host="tcp", user="nobody")  # type: ignore[arg-type]
@@ -430,7 +434,7 @@ def test_server_that_is_down_is_transient(database: Database) -> None:
         Driven(connector(), {"url": url}).validate(THINGS)
 
 
-def test_a_version_that_was_not_applied_ends_nobody(driven: Driven) -> None:
+def test_open_of_version_that_was_not_applied_leaves_running_stream(driven: Driven) -> None:
     with driven.open("v1", THINGS) as (writer, [things]):
         with pytest.raises(Refused, match='version "v2"'), driven.open("v2", THINGS):
             pass

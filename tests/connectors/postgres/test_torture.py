@@ -1,4 +1,4 @@
-"""From Postgres to Postgres every value of every type arrives as the server prints it."""
+"""Round trip of every value of every type from Postgres to Postgres."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -35,16 +35,16 @@ KINDS = {
     "bigint": ("integer", int),
     "double precision": ("number", float),
 }
-"""Types that JSON has something for; the others are told by their text."""
+"""Types with a JSON type. All other types are sent as text."""
 
 
 @dataclass(frozen=True)
 class Shown:
-    """A table as the server prints it: of each column its type, and by id its texts."""
+    """Table as printed by the server: type per column, texts by id."""
 
     types: dict[str, str]
     texts: dict[str, dict[int, tuple[str | None, str | None]]]
-    """What the type's output is, and what a cast to text gives, which may be somebody's own."""
+    """Output of the type, and the result of a cast to text, which may be user-defined."""
 
     @classmethod
     def of(cls, database: Database, table: str) -> Self:
@@ -66,12 +66,12 @@ class Shown:
 
 
 PINNED = "SET search_path = ''; SET lc_monetary = 'C'; SET TimeZone = 'UTC';"
-"""As a source sees values."""
+"""Session settings of a source."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """What was carried, and what came of it."""
+    """Table before and after the round trip, and the loaded documents."""
 
     before: Shown
     after: Shown
@@ -119,17 +119,19 @@ def value(case: Case, text: str | None) -> object:
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_values_and_types_are_equal(carried: Carried, case: Case) -> None:
+def test_values_and_types_round_trip_from_postgres_to_postgres(
+    carried: Carried, case: Case
+) -> None:
     after, before = carried.after.texts[case.name], carried.before.texts[case.name]
     if case.type == "xml":
-        # Of an XML declaration the output leaves out the encoding, so nobody who reads it sees it.
+        # The output of xml omits the encoding of the declaration; a cast to text keeps it.
         after, before = ({key: it[0] for key, it in each.items()} for each in (after, before))
     assert after == before
     assert carried.after.types[case.name] == carried.before.types[case.name]
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_documents_have_them_as_they_came(carried: Carried, case: Case) -> None:
+def test_loaded_documents_contain_values_as_sent(carried: Carried, case: Case) -> None:
     for key, (text, _) in carried.before.texts[case.name].items():
         sent = value(case, text)
         if case.type == "double precision" and text in ("NaN", "Infinity", "-Infinity"):
@@ -137,7 +139,7 @@ def test_documents_have_them_as_they_came(carried: Carried, case: Case) -> None:
         assert carried.documents[key].get(case.name) == sent
 
 
-def test_an_endpoint_without_the_types_keeps_the_text(carried: Carried, database: Database) -> None:
+def test_endpoint_without_annotated_type_stores_text(carried: Carried, database: Database) -> None:
     said = {"mood": "public.mood", "price": "public.low_price", "n": "numeric(10,2)"}
     things = collection(
         projection("id", "integer", must=True),

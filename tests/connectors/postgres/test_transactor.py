@@ -1,4 +1,4 @@
-"""What is stored is in the table, what was in the table is loaded, and nothing else is."""
+"""Transactor of the Postgres connector: store, load and commit."""
 
 import base64
 import json
@@ -47,7 +47,7 @@ def row(key: int, s: str, *, exists: bool = False) -> Row:
     return Row((key,), (key / 4, s), {"id": key, "s": s}, exists)
 
 
-def test_new_documents_are_rows(database: Database, driven: Driven) -> None:
+def test_store_of_new_documents_inserts_rows(database: Database, driven: Driven) -> None:
     driven.apply("v1", ID_N_S)
     with driven.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(key, f"text {key}") for key in range(10)])
@@ -60,7 +60,7 @@ def test_new_documents_are_rows(database: Database, driven: Driven) -> None:
 
 
 @pytest.mark.parametrize("said", [False, True], ids=["said to be new", "said to exist"])
-def test_what_is_said_of_keys_is_only_a_hint(
+def test_store_with_wrong_exists_flag_upserts_rows(
     database: Database, driven: Driven, said: bool
 ) -> None:
     driven.apply("v1", ID_N_S)
@@ -71,7 +71,7 @@ def test_what_is_said_of_keys_is_only_a_hint(
     assert database.sql("SELECT id, s FROM things ORDER BY id") == [(k, "new") for k in range(10)]
 
 
-def test_new_ones_after_some_that_were_not_arrive_too(
+def test_store_of_new_rows_after_existing_row_in_small_chunks_keeps_all_rows(
     database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
@@ -86,7 +86,7 @@ def test_new_ones_after_some_that_were_not_arrive_too(
     ]
 
 
-def test_deleted_rows_go(database: Database, driven: Driven) -> None:
+def test_store_of_deletes_removes_rows(database: Database, driven: Driven) -> None:
     driven.apply("v1", ID_N_S)
     gone = [Row((key,), (None, None), None, key != 7, delete=True) for key in (1, 7, 99)]
     with driven.open("v1", ID_N_S) as (writer, [things]):
@@ -123,7 +123,9 @@ def test_two_tables_of_a_stream_are_loaded_updated_and_deleted_in_one_transactio
         assert database.sql(f"SELECT id, s FROM {table}") == [(1, f"{index}c")]
 
 
-def test_softly_deleted_rows_are_marked_and_not_loaded(database: Database, driven: Driven) -> None:
+def test_postgres_soft_deleted_rows_are_marked_and_not_loaded(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", SOFT)
     with driven.open("v1", SOFT) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(2, "b")])
@@ -141,14 +143,14 @@ def test_softly_deleted_rows_are_marked_and_not_loaded(database: Database, drive
     ]
 
 
-def test_a_table_is_emptied_in_the_transaction_that_fills_it(
+def test_postgres_truncating_store_and_new_rows_commit_in_one_transaction(
     database: Database, driven: Driven
 ) -> None:
     driven.apply("v1", SOFT)
     with driven.open("v1", SOFT) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(2, "b")])
         emptying = replace(documents(things, []), empties=True)
-        # One that is there is said to be new, as it is once the table is empty.
+        # An existing row is flagged as new: the table is truncated before the store.
         writer.store(iter([emptying, documents(things, [row(2, "c"), row(3, "d")])]))
         assert database.sql("SELECT count(*) FROM things WHERE NOT flow_deleted") == [(2,)]
         writer.start_commit(b"checkpoint")
@@ -162,7 +164,9 @@ def test_a_table_is_emptied_in_the_transaction_that_fills_it(
     ]
 
 
-def test_delta_updates_are_rows_each(database: Database, driven: Driven) -> None:
+def test_postgres_delta_updates_append_rows_and_reject_deletes(
+    database: Database, driven: Driven
+) -> None:
     delta = Wanted(THINGS, options={"delta_updates": True})
     driven.apply("v1", delta)
     with driven.open("v1", delta) as (writer, [things]):
@@ -174,7 +178,9 @@ def test_delta_updates_are_rows_each(database: Database, driven: Driven) -> None
     assert database.sql("SELECT s FROM things ORDER BY s") == [("a",), ("b",), ("c",)]
 
 
-def test_a_table_of_keys_alone(database: Database, driven: Driven) -> None:
+def test_table_without_value_columns_is_stored_and_loaded(
+    database: Database, driven: Driven
+) -> None:
     wanted = Wanted(THINGS, fields=(), document=False)
     driven.apply("v1", wanted)
     with driven.open("v1", wanted) as (writer, [things]):
@@ -185,7 +191,9 @@ def test_a_table_of_keys_alone(database: Database, driven: Driven) -> None:
     assert database.sql("SELECT count(*) FROM things") == [(3,)]
 
 
-def test_a_key_twice_in_a_transaction_is_told(database: Database, driven: Driven) -> None:
+def test_key_stored_twice_in_a_transaction_is_rejected_by_postgres_connector(
+    database: Database, driven: Driven
+) -> None:
     driven.apply("v1", ID_N_S)
     with (
         driven.open("v1", ID_N_S) as (writer, [things]),
@@ -203,7 +211,7 @@ def test_a_key_twice_in_a_transaction_is_told(database: Database, driven: Driven
         pytest.param(Row((1,), (None, "a\0b"), {}), "0x00", id="NUL"),
     ],
 )
-def test_what_no_column_takes_is_refused_by_name(
+def test_value_that_no_column_can_hold_raises_refused_naming_the_table(
     database: Database, driven: Driven, bad: Row, words: str
 ) -> None:
     driven.apply("v1", ID_N_S)
@@ -217,7 +225,7 @@ def test_what_no_column_takes_is_refused_by_name(
     assert database.sql("SELECT * FROM things") == []
 
 
-def test_integers_beyond_64_bits_where_the_schema_says_so(
+def test_integer_key_with_large_maximum_is_stored_as_numeric(
     database: Database, driven: Driven
 ) -> None:
     schema = {"properties": {"id": {"maximum": 2**80}}}
@@ -234,7 +242,7 @@ def test_integers_beyond_64_bits_where_the_schema_says_so(
     assert database.sql("SELECT max(id)::text FROM things") == [(str(2**64),)]
 
 
-def test_a_number_beyond_doubles_is_kept_in_the_document_or_refused(
+def test_integer_beyond_double_is_kept_in_document_column_or_rejected(
     database: Database, driven: Driven
 ) -> None:
     big = 2**53 + 1
@@ -264,7 +272,7 @@ EVERYTHING = collection(
     key=("/id", "/k"),
 )
 DOUBLES = st.floats().map(lambda it: it + 0.0)
-"""But for -0, which is -0 in JSON, too, and which Python reads as an integer."""
+"""Doubles without -0: JSON prints -0, which Python parses as an integer."""
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
 ROWS = st.tuples(
@@ -284,7 +292,7 @@ ROWS = st.tuples(
 
 
 def expected(key: tuple[int, str], values: tuple) -> dict:
-    """The document that a row is."""
+    """Return the document of a row."""
     truth, whole, num, text, data, obj, inner, deep, odd = values
     found = {
         "id": key[0],
@@ -320,7 +328,7 @@ def everything(lent: Database) -> Iterator[tuple[Transactor, Binding[PostgresRes
 
 @settings(max_examples=60)
 @given(st.lists(ROWS, max_size=8, unique_by=lambda it: it[0]), st.booleans())
-def test_documents_are_put_together_from_columns_as_they_were(
+def test_documents_assembled_from_columns_round_trip(
     everything: tuple[Transactor, Binding[PostgresResource]], rows: list, exists: bool
 ) -> None:
     writer, binding = everything
@@ -328,19 +336,19 @@ def test_documents_are_put_together_from_columns_as_they_were(
     commit(writer, binding, [Row(key, packed(values), exists=exists) for key, values in rows])
 
     found = {(it["id"], it["k"]): it for it in loaded(writer, binding, [key for key, _ in rows])}
-    # Not as text: 1.0 is 1 in JSON.
+    # Compare parsed values, not text: 1.0 is 1 in JSON.
     assert found == {key: expected(key, values) for key, values in rows}
 
 
 def packed(values: tuple) -> tuple:
-    """As they are on the wire: bytes in base 64, objects as the bytes of their JSON."""
+    """Return wire values: bytes as base64, objects as encoded JSON."""
     *first, data, obj, inner, deep, odd = values
     data = None if data is None else base64.b64encode(data).decode()
     obj = None if obj is None else json.dumps(obj).encode()
     return (*first, data, obj, inner, deep, odd)
 
 
-def test_documents_of_many_fields(driven: Driven) -> None:
+def test_document_of_400_fields_is_assembled(driven: Driven) -> None:
     names = [f"f{number}" for number in range(400)]
     many = collection(
         projection("id", "integer", must=True), *(projection(name, "integer") for name in names)
@@ -369,7 +377,7 @@ FORMATS = [
 ]
 
 
-def test_formats_are_read_again_as_they_are_written(driven: Driven) -> None:
+def test_string_formats_round_trip_in_canonical_form(driven: Driven) -> None:
     fields = [
         projection(f"{said} {at}", "string", format=said) for at, (said, _, _) in enumerate(FORMATS)
     ]
@@ -382,7 +390,7 @@ def test_formats_are_read_again_as_they_are_written(driven: Driven) -> None:
     assert [found[each.field] for each in fields] == expected
 
 
-def test_text_that_looks_like_the_end_of_a_copy(database: Database, driven: Driven) -> None:
+def test_text_with_copy_control_sequences_round_trips(database: Database, driven: Driven) -> None:
     texts = ["\\.", "a\n\\.\nb", "\n", "\r\n\\.\r\n", '"', '""', ",", "\\N", "", " ", "NULL", "%s?"]
     driven.apply("v1", ID_N_S)
     for exists in (False, True):
@@ -391,7 +399,7 @@ def test_text_that_looks_like_the_end_of_a_copy(database: Database, driven: Driv
         assert database.sql("SELECT s FROM things ORDER BY id") == [(text,) for text in texts]
 
 
-def test_a_document_is_loaded_to_the_letter(driven: Driven) -> None:
+def test_document_column_round_trips_byte_by_byte(driven: Driven) -> None:
     wanted = Wanted(THINGS, fields=())
     text = b'{"id" : 1, "b":1e2, "a":1.50, "a":"\\u0000"}'
     driven.apply("v1", wanted)
@@ -406,7 +414,7 @@ def test_a_document_is_loaded_to_the_letter(driven: Driven) -> None:
 # Keys and names.
 
 
-def test_keys_of_an_extensions_type_are_found_as_that_type_compares(
+def test_citext_keys_are_loaded_and_deleted_case_insensitively(
     database: Database, driven: Driven
 ) -> None:
     database.sql("CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext")
@@ -429,7 +437,9 @@ def test_keys_of_an_extensions_type_are_found_as_that_type_compares(
     ["select", 'odd "name"; --', "what? $1 %s {}", "Ünïcode 🦀", "x" * 63, "y" * 64, "é" * 200],
     ids=["reserved", "quotes", "placeholders", "unicode", "63 bytes", "64 bytes", "400 bytes"],
 )
-def test_tables_and_columns_of_any_name(lent: Database, table: str) -> None:
+def test_tables_and_columns_with_unusual_names_are_created_and_dropped(
+    lent: Database, table: str
+) -> None:
     driven = Driven(connector(), {"url": lent.url()})
     odd = collection(
         projection("id", "integer", must=True),
@@ -459,7 +469,7 @@ def test_tables_and_columns_of_any_name(lent: Database, table: str) -> None:
 # Sessions.
 
 
-def test_no_transaction_is_open_but_while_storing(database: Database, driven: Driven) -> None:
+def test_session_is_idle_outside_of_store(database: Database, driven: Driven) -> None:
     def states() -> list[tuple[str, bool]]:
         return database.sql(
             "SELECT state, xact_start IS NULL FROM pg_stat_activity "
@@ -475,7 +485,7 @@ def test_no_transaction_is_open_but_while_storing(database: Database, driven: Dr
         assert states() == [("idle", True)]
 
 
-def test_nothing_is_seen_before_the_commit_or_after_a_cancel(
+def test_uncommitted_rows_are_not_visible_and_cancel_rolls_back(
     database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
@@ -522,6 +532,6 @@ def waiting_for_a_lock(database: Database) -> bool:
 
 
 def until(holds: Callable[[], bool]) -> None:
-    """Wait for it; a test that waits for ever is named by its timeout."""
+    """Wait without limit; the timeout of the test ends the wait."""
     while not holds():
         pass
