@@ -47,7 +47,7 @@ def test_write_appends_rows_at_the_next_time(spark: SparkSession, lake: str) -> 
     write(numbers(spark), lake, key="id")
     first = ps.read(spark, lake, "mine")
     write(numbers(spark, 10), lake)
-    assert first.count() == ROWS  # A reading stays at its time.
+    assert first.count() == ROWS  # A DataFrame stays at its time.
     both = ps.read(spark, lake, "mine")
     assert both.count() == ROWS + 10
     assert both.where("id = 3").collect() == [(3, 3, "3")] * 2
@@ -66,7 +66,7 @@ def test_write_with_wrong_schema_or_mode_writes_nothing(spark: SparkSession, lak
     assert 'no option "locktimout"' in rejection(frame, lake, lockTimout="1s")
     assert "has another key" in rejection(frame, lake, key="name")
     assert ps.read(spark, lake, "mine").count() == ROWS
-    write(frame, lake)  # None of them left the lock behind.
+    write(frame, lake)  # None of the failed writes left the lock behind.
 
 
 def test_null_in_required_column_fails_the_job_and_releases_the_lock(
@@ -146,7 +146,10 @@ def test_lock_of_dead_job_is_released(lake: str, tmp_path: Path) -> None:
     with left.staging() as staging:
         handoff = left.hand_over(staging)
     next_one = open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
-    with next_one, pytest.raises(persist.LockHeld):  # Ours is alive, and is waited for.
+    with (
+        next_one,
+        pytest.raises(persist.LockHeld),
+    ):  # This job is alive.
         open_for_job(f"{lake}/user", patience_ms=0, settings=settings)
     assert handoff.writer.startswith(f"spark-{socket.gethostname()}-{dead.pid}-")
     assert str(os.getpid()) != str(dead.pid)

@@ -416,7 +416,7 @@ def test_durable_hold_outlives_stopped_query_and_advances_with_it():
         assert (hold.owner, hold.lease_ms) == ("q", None)
 
 
-def test_the_older_of_two_queries_with_one_hold_is_fenced():
+def test_older_of_two_queries_with_one_hold_is_fenced():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=3)
         older, newer = Query(url, owner="q").start(), Query(url, owner="q").start()
@@ -432,7 +432,7 @@ def test_the_older_of_two_queries_with_one_hold_is_fenced():
         newer.stop()
 
 
-def test_a_batch_ends_where_the_schema_changes_and_a_new_start_goes_on():
+def test_batch_ends_at_schema_change_and_restarted_query_continues():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url, without_start=False).start()
@@ -453,7 +453,7 @@ def test_a_batch_ends_where_the_schema_changes_and_a_new_start_goes_on():
         query.stop()
 
 
-def test_a_batch_that_is_repeated_in_a_new_schema_gives_the_same_updates():
+def test_repeated_batch_in_new_schema_returns_same_updates():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url).start()
@@ -466,7 +466,7 @@ def test_a_batch_that_is_repeated_in_a_new_schema_gives_the_same_updates():
         query.stop()
 
 
-def test_a_collection_that_was_destroyed_is_not_followed_into_its_next_life():
+def test_stream_of_destroyed_collection_does_not_follow_its_recreation():
     with shop() as (url, client, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url).start()
@@ -484,7 +484,7 @@ def test_a_collection_that_was_destroyed_is_not_followed_into_its_next_life():
         query.stop()
 
 
-def test_an_end_past_what_is_complete_is_refused():
+def test_batch_end_beyond_upper_is_rejected():
     with shop() as (url, _, table):
         put(table, ("a", 1, 1, 1), upper=3)
         query = Query(url).start()
