@@ -1,4 +1,4 @@
-"""A toy connector that is served."""
+"""Fixtures that serve the toy connector."""
 
 from collections.abc import Iterator
 from pathlib import Path

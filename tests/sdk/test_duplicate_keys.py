@@ -1,4 +1,4 @@
-"""A transaction loads and stores each key hashes."""
+"""Duplicate key check of a transaction, and its key hashes."""
 
 import subprocess
 import sys

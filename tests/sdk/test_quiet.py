@@ -1,4 +1,4 @@
-"""gRPC prints nothing: our errors report its failures."""
+"""Output of gRPC: its failures are reported only by our errors."""
 
 import os
 import subprocess
