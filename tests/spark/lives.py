@@ -1,8 +1,8 @@
-"""Lives of collections, drawn by chance, and what Spark must show of them at every time.
+"""Random histories of collections, and the contents that Spark must return at every time.
 
-A life is led by a real client on files, and told to the model of persist
-beside it. The model keeps what each value looks like, bit by bit, as Spark
-shows it: its values are written down here in pairs, by hand, and never cast.
+A real client writes a history to files, and the model of persist records the same
+updates. The model stores each value exactly as Spark returns it. The pairs of written and
+returned values are listed by hand and never cast.
 """
 
 import math
@@ -31,7 +31,7 @@ NAME = "rows"
 
 @dataclass(frozen=True)
 class As:
-    """A value as it is written, and as Spark shows it."""
+    """Value as written, and as returned by Spark."""
 
     stored: Any
     shown: Any
@@ -39,13 +39,13 @@ class As:
 
 @dataclass(frozen=True)
 class Shape:
-    """What rows there may be: columns, how these grow, and a few values for each."""
+    """Row generator: schema versions, and a few values per column."""
 
     schemas: Sequence[pa.Schema]
     values: dict[str, Sequence[Any]]
     keys: Sequence[tuple[str, ...]]
     defaults: dict[str, Any] = field(default_factory=dict)
-    """Of columns that come later; as stored, and as shown."""
+    """Defaults of columns added later, as stored and as returned."""
 
 
 def _moment(us: int, *, zone: bool = False) -> datetime:
@@ -219,17 +219,17 @@ SHAPES = {"plain": PLAIN, "floats": FLOATS, "nested": NESTED, "flat": FLAT, "odd
 
 
 def shown(value: Any) -> Any:
-    """What Spark shows of a value of ours."""
+    """Return a value as Spark returns it."""
     return value.shown if isinstance(value, As) else value
 
 
 def stored(value: Any) -> Any:
-    """What we write."""
+    """Return a value as the client writes it."""
     return value.stored if isinstance(value, As) else value
 
 
 def printed(value: Any) -> str:
-    """A value to the last bit, but for what distinguishes one NaN from another."""
+    """Return an exact text of a value. All NaN values have the same text."""
     match value:
         case float():
             return "nan" if math.isnan(value) else struct.pack(">d", value).hex()
@@ -244,7 +244,7 @@ def printed(value: Any) -> str:
 
 
 class Told(ModelCollection):
-    """The model, of rows that look as Spark shows them."""
+    """Model with rows as returned by Spark."""
 
     def filled(self, row: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
         defaults = {name: value for v in self.versions for name, value in v.defaults.items()}
@@ -252,7 +252,7 @@ class Told(ModelCollection):
 
 
 class Life:
-    """One collection at `url`: what happens to it, and the model beside it."""
+    """History of one collection at `url`, and its model."""
 
     def __init__(self, url: str, shape: Shape, chance: random.Random, **settings: int) -> None:
         self.url = url
@@ -275,7 +275,7 @@ class Life:
 
     @contextmanager
     def led(self) -> Iterator[tuple[persist.Client, persist.Collection]]:
-        """A client that may write, until the block ends."""
+        """Yield a writing client and its collection."""
         with (
             mock.patch.object(merger, "FOLD_BYTES", self.fold_bytes),
             persist.open(self.url, writer="w", settings=by_hand(**self.settings)) as client,
@@ -284,7 +284,7 @@ class Life:
             yield client, client.create_or_load(NAME, schema=schema, key_columns=self.key)
 
     def go_on(self, steps: int) -> None:
-        """Let some things happen."""
+        """Execute random steps."""
         with self.led() as (client, table):
             for _ in range(steps):
                 self._step(client, table)
@@ -292,7 +292,7 @@ class Life:
                 self._seal(table, 1)
 
     def give_up(self) -> None:
-        """Let since move into what is there, and compact."""
+        """Advance since to a random retained time, and compact."""
         with self.led() as (client, table):
             latest = max(self.model.upper - 2, self.model.since)
             reached = self.chance.randint(self.model.since, latest)
@@ -302,7 +302,7 @@ class Life:
             self.done.append("compact")
 
     def write(self, table: persist.Collection, *updates: tuple[dict[str, Any], int, int]) -> None:
-        """Write, and tell the model."""
+        """Write updates to the collection and to the model."""
         self.model.updates += updates
         exact = [({n: stored(v) for n, v in row.items()}, time, d) for row, time, d in updates]
         table.write(exact).result()
@@ -332,7 +332,7 @@ class Life:
                 self.done.append("discard")
 
     def alter(self, table: persist.Collection) -> None:
-        """Go on with the next version of the schema."""
+        """Alter the collection to the next schema version."""
         old, new = self.shape.schemas[len(self.model.versions) - 1 :][:2]
         added = {n: self.shape.defaults[n] for n in new.names if n in self.shape.defaults}
         added = {name: value for name, value in added.items() if name not in old.names}
@@ -362,7 +362,7 @@ class Life:
             self.write(table, (row, time, self.chance.choice([1, 1, 1, 2])))
 
     def _taken(self, time: int) -> dict[str, Any] | None:
-        """A row that is there from `time` on, whatever comes later, as it reads now."""
+        """Return a row that exists at `time` and at every later time, in the current schema."""
         columns = self.model.versions[-1].columns
         defaults = {n: v for version in self.model.versions for n, v in version.defaults.items()}
         least: dict[tuple[str, ...], int] = {}
@@ -385,7 +385,7 @@ class Life:
 
 
 def check(spark: Any, life: Life) -> None:
-    """What Spark shows of the life is what the model tells, at every time and between them."""
+    """Assert that Spark and the model agree on contents at every time and on changes."""
     model = life.model
     with persist.open(life.url, hold=False) as client:
         state = client.collection(NAME).state
@@ -423,7 +423,7 @@ def found(
     bounds: Sequence[tuple[int, int]] = (),
     name: str = NAME,
 ) -> tuple[Contents, Changes]:
-    """Contents as of every time and the sums of changes, in one job for each schema there was."""
+    """Return contents as of every time and consolidated changes, with one job per schema."""
     from pyspark.sql import functions as F  # noqa: N812
 
     frames: dict[tuple[Any, ...], list[Any]] = {}

@@ -1,9 +1,9 @@
-"""A session on `local-cluster`, in a process of its own, that does what tests ask.
+"""Spark session on `local-cluster` in a separate process, which executes requests of tests.
 
-A process has one SparkContext, and that of the tests is `local[2]`. Here
-executors are processes too: they can be killed, tasks are tried again
-elsewhere, and speculation runs them twice. Questions come on standard input
-and answers go to standard output, one pickle each; what breaks is an answer.
+A process has one SparkContext, and the tests use `local[2]`. On `local-cluster` the
+executors are processes: a test can kill them, and Spark retries their tasks on other
+executors. Standard input carries requests and standard output carries responses, one
+pickle each. An exception is a response.
 
     python -m tests.spark.on_cluster
 """
@@ -80,7 +80,7 @@ def check_life(spark: Any, life: Life) -> None:
 def troubled(
     spark: Any, url: str, folder: str, trouble: str, bug: str | None = None
 ) -> dict[str, Any]:
-    """Append 0..999 by tasks in trouble, sweeping meanwhile; then what is there."""
+    """Append 0..999 with failing tasks and concurrent sweeps, and return the outcome."""
     Path(folder).mkdir(parents=True, exist_ok=True)
     frame = spark.range(0, 1_000, 1, PARTS).mapInArrow(
         in_trouble(folder, trouble), "n long, part int"
@@ -90,7 +90,7 @@ def troubled(
     with ExitStack() as stack:
         client = stack.enter_context(persist.open(url, writer="w", settings=settings))
         table = client.create_or_load("rows", schema=SCHEMA)
-        reach_door.reach(spark, url)  # As append does, and while all executors live.
+        reach_door.reach(spark, url)  # As in append, while all executors are alive.
         stack.enter_context(planted(bug))
         done = threading.Event()
         killer = threading.Thread(target=_kill_one, args=(spark, Path(folder), done))
@@ -105,7 +105,7 @@ def troubled(
         if trouble == "kill":
             killer.join()
     with persist.open(url, writer="w", settings=settings) as client, suppress(Corruption):
-        # The worker of a killed executor may still be writing; what it leaves is swept later.
+        # The worker of a killed executor may still write; a later sweep deletes its files.
         for _ in range(100):
             client.compact()
             client.compact()
@@ -131,7 +131,7 @@ def _rows(spark: Any, url: str) -> list[int] | str:
 
 
 def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
-    """What rows go through: a task that leaves a mark and then has the trouble."""
+    """Return a map function whose task leaves a marker file and then fails as requested."""
 
     def pass_on(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         from pyspark import TaskContext
@@ -139,7 +139,7 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
         context = TaskContext.get()
         part, attempt = context.partitionId(), context.attemptNumber()
         tables = [pa.Table.from_batches([each]) for each in batches]
-        # A worker is the child of a daemon, and that of the executor.
+        # A worker is the child of a daemon, which is the child of the executor.
         daemon = Path(f"/proc/{os.getppid()}/stat").read_text()
         executor = daemon.rpartition(")")[2].split()[1]
         mark = Path(folder, f"attempt-{part}-{attempt}-{context.taskAttemptId()}")
@@ -163,10 +163,10 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True)
 class Forgotten:
-    """A share whose first attempt is not counted, although it has written everything.
+    """Share whose first attempt fails after it has written everything.
 
-    So it is with one that another attempt overtook. Speculation itself does not
-    happen here: Spark never runs a second attempt on the host of the first.
+    This simulates an attempt that another attempt overtook. Speculation does not occur:
+    Spark never runs a second attempt on the host of the first.
     """
 
     share: Share
@@ -192,7 +192,7 @@ def _told_to(trouble: str) -> Any:
 
 
 class _written_slowly:  # noqa: N801 - used as a function.
-    """Sweeps again and again while a job writes."""
+    """Context that sweeps repeatedly while a job writes."""
 
     def __init__(self, client: persist.Client, done: threading.Event) -> None:
         self._client = client
@@ -216,7 +216,7 @@ class _written_slowly:  # noqa: N801 - used as a function.
 
 
 def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:
-    """Kill an executor once a task has begun, as the kernel would when memory runs out."""
+    """Kill an executor after a task has started, as the OOM killer does."""
     last = re.compile(rf"attempt-{PARTS - 1}-0-\d+")
     begun: list[Path] = []
     while not done.is_set() and not begun:
@@ -229,7 +229,7 @@ def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:
 
 
 def executors(spark: Any) -> list[int]:
-    """The executors' processes: those children of our own JVM that are ones."""
+    """Return the process ids of the executors, which are children of the driver JVM."""
     jvm = spark.sparkContext._gateway.proc.pid
     found: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
@@ -245,7 +245,7 @@ def executors(spark: Any) -> list[int]:
 
 @ask
 def reached(spark: Any, url: str, elsewhere: str | None = None) -> tuple[str, str]:
-    """Whether executors see the location; with `elsewhere`, they look in that folder instead."""
+    """Return whether executors see the location; `elsewhere` redirects them to another folder."""
     reach_door._known.clear()
     looks = reach_door._looks
 
@@ -261,7 +261,7 @@ def reached(spark: Any, url: str, elsewhere: str | None = None) -> tuple[str, st
 
 @ask
 def damaged(spark: Any, url: str, name: str) -> str:
-    """What a reader of a damaged collection is told."""
+    """Return the error of a read of a damaged collection."""
     try:
         ps.read(spark, url, name, hold=False).collect()
     except PenstockError as error:
@@ -271,7 +271,7 @@ def damaged(spark: Any, url: str, name: str) -> str:
 
 @ask
 def round_trip(spark: Any, url: str) -> dict[str, Any]:
-    """Append twice, and read what is there, what was there, and what changed."""
+    """Append twice, and return current contents, earlier contents and changes."""
     chosen: list[Any] = []
     with mock.patch.object(reach_door.log, "info", lambda *_, extra: chosen.append(extra)):
         frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
@@ -288,7 +288,7 @@ def round_trip(spark: Any, url: str) -> dict[str, Any]:
 
 @ask
 def ingested(spark: Any, file: str) -> None:
-    """Follow the sources of a file once, first copies read by tasks however small they are."""
+    """Ingest the sources of a file once. Tasks read even small initial snapshots."""
     with mock.patch.object(copying, "PAGES_WORTH_A_TASK", 4):
         run(file, once=True, jobs=tasks_of(spark), spark_bytes=0)
 
@@ -303,7 +303,7 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
                 return
             try:
                 answer: Any = ("answer", ASKS[name](spark, **arguments))
-            except BaseException:  # noqa: BLE001 - told, and raised there.
+            except BaseException:  # noqa: BLE001 - sent to the test, which raises it.
                 answer = ("error", traceback.format_exc())
             pickle.dump(answer, answers)
             answers.flush()
@@ -312,7 +312,7 @@ def main(questions: BinaryIO, answers: BinaryIO) -> None:
 
 
 if __name__ == "__main__":
-    # SUBTLE: what Spark prints must not get between the answers.
+    # SUBTLE: output of Spark must not mix with the responses.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     main(sys.stdin.buffer, out)

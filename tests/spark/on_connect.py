@@ -1,4 +1,4 @@
-"""What a user of Spark Connect does, in a process of its own; prints what came of it as JSON.
+"""Spark Connect client in a separate process, which stores its results as JSON.
 
 python -m tests.spark.on_connect <folder>
 """
@@ -27,7 +27,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64())])
 
 
 def kept(hoped: int) -> int:
-    """How many readings are held, once the line's own threads have let go of what they had sent."""
+    """Return the number of held scans after the client threads have released their plans."""
     patience = SYSTEM_CLOCK.boot_ms() + 30_000
     while True:
         gc.collect()

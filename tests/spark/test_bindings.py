@@ -1,4 +1,4 @@
-"""A source's progress and remap, read through Spark."""
+"""Progress and remap collections of a source, read through Spark."""
 
 import random
 import threading
@@ -18,7 +18,7 @@ START = 1_700_000_000_000
 
 @pytest.fixture
 def lake(tmp_path):
-    """A lake in which a source has been bound twice."""
+    """Return a lake whose source has two remap bindings."""
     source, clock = ScriptedSource("kafka"), ManualClock(START)
     source.append(0, "one", "two")
     with persist.open(f"file:{tmp_path}/src", writer="w") as client:
@@ -46,7 +46,7 @@ def lake(tmp_path):
     return f"file:{tmp_path}"
 
 
-def test_progress_and_remap_are_dataframes(spark, lake):
+def test_read_of_progress_and_remap_returns_dataframes(spark, lake):
     progress = ps.read(spark, lake, "src_progress").collect()
     assert [(row["partition"], row["offset"]) for row in progress] == [(0, 2), (1, 1)]
     remap = ps.read(spark, lake, "src_remap").collect()
@@ -63,14 +63,14 @@ def test_format_reads_progress_and_remap(spark, lake):
     assert [(row["partition"], row["mz_diff"]) for row in remap] == [(0, 2), (1, 1)]
 
 
-def test_a_collection_of_ones_own_may_be_called_so(spark, lake):
+def test_user_collection_may_have_the_name_of_a_binding_collection(spark, lake):
     ps.append(spark.range(3), lake, "my_remap")
     assert spark.read.format("penstock").option("location", lake).load("my_remap").count() == 3
     with pytest.raises(PySparkException, match='"other_remap" does not exist'):
         spark.read.format("penstock").option("location", lake).load("other_remap")
 
 
-def test_changes_of_progress_are_one_row_a_binding(spark, lake):
+def test_changes_of_progress_return_one_row_per_remap_binding(spark, lake):
     changes = ps.changes(spark, lake, "src_progress", "earliest", "latest").collect()
     assert [(row["partition"], row["offset"], row["mz_diff"]) for row in changes] == [
         (0, 2, 1),

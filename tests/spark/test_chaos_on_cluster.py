@@ -1,6 +1,6 @@
-"""Transactions whose tasks run in processes of their own, while those and the driver are killed.
+"""Chaos scenarios with Spark tasks in separate processes; executors and driver are killed.
 
-Their planted bugs are looked for without Spark, and by `make soak`.
+Tests without Spark and `make soak` cover the planted bugs.
 """
 
 from collections.abc import Iterator
@@ -20,9 +20,9 @@ def runtime() -> Iterator[SparkRuntime]:
     made.close()
 
 
-# The others by `make soak`: a driver that is killed takes its JVM along, and another must start.
+# `make soak` runs the other scenarios: each killed driver needs a new JVM, which is slow.
 @pytest.mark.parametrize("scenario", ON_SPARK[:1], ids=str)
-def test_it_passes_clean(scenario: Scenario, runtime: SparkRuntime) -> None:
+def test_chaos_run_on_cluster_passes(scenario: Scenario, runtime: SparkRuntime) -> None:
     verdict = run_scenario(scenario, runtime=runtime)
     assert verdict.fired
     assert not verdict.violations, verdict.violations[:3]

@@ -1,4 +1,4 @@
-"""What a reading asks of a session, and how it chooses to join."""
+"""Session settings that a read requires, and its choice of join."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -23,7 +23,7 @@ def pair(k: str, n: int) -> dict[str, Any]:
 
 @pytest.fixture
 def url(tmp_path: Path) -> str:
-    """A base of three rows, and a rest that takes one of them away."""
+    """Return the URL of a base of three rows and deltas that replace one of them."""
     url = f"file:{tmp_path / 'data'}"
     settings = persist.Settings(background=False, inline_bytes=0, upkeep_ms=0, settle_ms=0)
     with persist.open(url, writer="w", settings=settings) as client:
@@ -49,7 +49,7 @@ def test_read_as_of_a_datetime_equals_read_as_of_its_milliseconds(
 
 @pytest.fixture
 def by_shuffles(spark: SparkSession) -> Iterator[None]:
-    """Without our word Spark would not broadcast."""
+    """Disable automatic broadcasts: only an explicit hint broadcasts."""
     name = "spark.sql.autoBroadcastJoinThreshold"
     before = spark.conf.get(name)
     spark.conf.set(name, "-1")
@@ -61,7 +61,7 @@ def by_shuffles(spark: SparkSession) -> Iterator[None]:
     ("rows", "size", "broadcast"), [(10, 1 << 20, True), (10, 1, False), (1, 1 << 20, False)]
 )
 @pytest.mark.parametrize("here", [-1, 1 << 20])
-def test_keys_are_sent_to_every_task_only_if_they_are_few_and_small(
+def test_keys_are_broadcast_only_if_few_and_small(
     spark: SparkSession,
     url: str,
     by_shuffles: None,
@@ -81,7 +81,7 @@ def test_keys_are_sent_to_every_task_only_if_they_are_few_and_small(
 
 
 @pytest.mark.parametrize("listed", ["", "csv,json"])
-def test_a_session_with_another_parquet_reader_is_refused_by_the_settings_name(
+def test_session_with_other_parquet_reader_is_rejected_naming_the_setting(
     spark: SparkSession, url: str, listed: str
 ) -> None:
     before = ps.READINGS.statistics().get(url, 0)

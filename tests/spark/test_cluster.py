@@ -1,6 +1,6 @@
-"""Executors die, tasks fail and run twice: every row is there once, and no file too many.
+"""Appends and reads on a cluster whose executors die and whose tasks fail or run twice.
 
-What runs there is in `on_cluster.py`.
+Every row is stored once, and no orphan file remains. `on_cluster.py` is the Spark side.
 """
 
 from pathlib import Path
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> str:
         "kill",
     ],
 )
-def test_rows_that_tasks_in_trouble_write_are_there_once(cluster, url, tmp_path, trouble):
+def test_rows_written_by_failing_tasks_are_stored_once(cluster, url, tmp_path, trouble):
     found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble=trouble)
     assert found["rows"] == ALL
     assert found["litter"] == []
@@ -40,13 +40,13 @@ def test_rows_that_tasks_in_trouble_write_are_there_once(cluster, url, tmp_path,
 
 
 @pytest.mark.parametrize("bug", ["sweep_by_age"])
-def test_a_sweep_that_takes_what_is_about_to_be_linked_is_found(cluster, url, tmp_path, bug):
+def test_planted_sweep_by_age_loses_rows_and_is_detected(cluster, url, tmp_path, bug):
     found = cluster.run("troubled", url=url, folder=f"{tmp_path}/marks", trouble="lost", bug=bug)
     assert found["rows"] != ALL
     assert found["damage"] != []
 
 
-def test_a_folder_that_executors_see_is_read_by_spark_itself(cluster, url, tmp_path):
+def test_reach_of_folder_shared_with_executors_returns_its_url(cluster, url, tmp_path):
     with persist.open(url, writer="w", settings=by_hand()) as client:
         client.create_or_load("rows", schema=pa.schema([("n", pa.int64())]))
     verdict, root = cluster.run("reached", url=url)
@@ -54,7 +54,7 @@ def test_a_folder_that_executors_see_is_read_by_spark_itself(cluster, url, tmp_p
     assert list(tmp_path.rglob("tmp-reach-*")) == []
 
 
-def test_a_folder_that_they_do_not_see_is_refused(cluster, url, tmp_path):
+def test_reach_of_folder_not_shared_with_executors_is_rejected(cluster, url, tmp_path):
     with persist.open(url, writer="w", settings=by_hand()) as client:
         client.create_or_load("rows", schema=pa.schema([("n", pa.int64())]))
     verdict, told = cluster.run("reached", url=url, elsewhere=f"{tmp_path}/other")
@@ -64,7 +64,7 @@ def test_a_folder_that_they_do_not_see_is_refused(cluster, url, tmp_path):
     assert list(tmp_path.rglob("tmp-reach-*")) == []
 
 
-def test_damage_that_an_executor_meets_is_our_error(cluster, url):
+def test_damaged_file_read_by_executor_raises_corruption(cluster, url):
     folder = Path(url.removeprefix("file:"))
     with persist.open(url, writer="w", settings=by_hand(inline_bytes=0)) as client:
         table = client.create_or_load("rows", schema=pa.schema([("n", pa.int64())]))
@@ -79,8 +79,8 @@ def test_damage_that_an_executor_meets_is_our_error(cluster, url):
     assert key in told
 
 
-def test_a_location_on_s3_is_written_and_read_by_tasks(cluster, object_url):
-    """With nothing but what pip installs: Spark itself has no S3 file system then."""
+def test_s3_location_is_written_and_read_by_tasks(cluster, object_url):
+    """The Spark distribution of pip has no S3 file system, so tasks read for Spark."""
     found = cluster.run("round_trip", url=object_url)
     assert found["first"] == 100
     assert found["all"] == list(range(101))

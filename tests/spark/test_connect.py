@@ -1,4 +1,4 @@
-"""Over Spark Connect there is no JVM here, only a line to a server; all of it works the same."""
+"""Spark Connect: reads and writes without a JVM in the client process."""
 
 import json
 import os
@@ -14,7 +14,7 @@ for needed in ("grpc", "grpc_status", "google.rpc", "zstandard"):
     pytest.importorskip(needed, reason="Spark Connect needs pyspark[connect]")
 
 
-def test_a_lake_is_written_and_read_over_connect(tmp_path):
+def test_lake_is_written_and_read_over_spark_connect(tmp_path):
     ended = subprocess.run(
         [sys.executable, "-m", "tests.spark.on_connect", str(tmp_path)],
         cwd=Path(__file__).parents[2],

@@ -1,7 +1,7 @@
-"""Spark shows what the model tells, at every time, before and after compaction.
+"""Contents returned by Spark equal the model at every time, before and after compaction.
 
-A life costs seconds, so `make test` leads few and lets every shape of rows
-have its turn; PENSTOCK_MODEL_EXAMPLES asks for more.
+A history takes seconds, so `make test` runs few and covers every row shape. Set
+PENSTOCK_MODEL_EXAMPLES to run more.
 """
 
 import os
@@ -31,25 +31,25 @@ EXAMPLES = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES") or 5)
 
 
 def lived(url: str, number: int) -> Life:
-    """The life of that number, at its beginning."""
+    """Return the history of that number, before its first step."""
     shapes = list(SHAPES.values())
     return Life(url, shapes[number % len(shapes)], random.Random(f"{SEED} {number}"))
 
 
 @pytest.mark.parametrize("number", range(EXAMPLES))
-def test_spark_shows_every_life_as_the_model_tells_it(spark, tmp_path, number):
+def test_spark_contents_of_random_history_equal_model(spark, tmp_path, number):
     life = lived(f"file:{tmp_path / 'data'}", number)
     life.go_on(6)
     check(spark, life)
     life.go_on(2)
     life.give_up()
-    # A small rest is added up here or by Spark; what comes of it is the same.
+    # The driver or Spark consolidates small deltas; the result is the same.
     with mock.patch.object(door, "HERE_BYTES", -1 if number % 2 else door.HERE_BYTES):
         check(spark, life)
 
 
 @pytest.mark.parametrize("number", range(max(EXAMPLES // 5, 1)))
-def test_executors_of_a_cluster_show_it_too(cluster, tmp_path, number):
+def test_cluster_contents_of_random_history_equal_model(cluster, tmp_path, number):
     life = lived(f"file:{tmp_path / 'data'}", number + SEED % 5)
     life.go_on(7)
     cluster.run("check_life", life=life)
@@ -57,7 +57,7 @@ def test_executors_of_a_cluster_show_it_too(cluster, tmp_path, number):
     cluster.run("check_life", life=life)
 
 
-# Bugs that this must find.
+# Planted bugs.
 
 ROWS = Shape(
     schemas=[
@@ -74,7 +74,7 @@ def row(k: str | None, x: float = 1.5, *tags: tuple[str, float | None]) -> dict[
 
 @pytest.fixture(scope="module")
 def eventful(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
-    """Two lives: of a base with updates above it in the same batch, and of rows there twice."""
+    """Return two histories: a base with later updates in its batch, and duplicate rows."""
     folder = tmp_path_factory.mktemp("eventful")
     single, double = (
         Life(f"file:{folder / name}", ROWS, random.Random(1), inline_bytes=0, part_bytes=100_000)
@@ -124,13 +124,13 @@ def check_latest(spark: Any, lives: list[Life]) -> None:
         assert contents[as_of] == life.model.contents(as_of)
 
 
-def test_eventful_lives_are_shown_as_they_are(spark, eventful):
+def test_spark_contents_of_scripted_histories_equal_model(spark, eventful):
     for life in eventful:
         check(spark, life)
 
 
 def keys_joined_as_values() -> Any:
-    """A null is no key."""
+    """Plant: keys are joined with `=`, so null keys never match."""
     same_key = summing.ConsolidationSql.same_key
 
     def joined(self: summing.ConsolidationSql, key: tuple[str, ...]) -> str:
@@ -140,7 +140,7 @@ def keys_joined_as_values() -> Any:
 
 
 def zeros_are_equal() -> Any:
-    """0.0 is what -0.0 is."""
+    """Plant: 0.0 and -0.0 are the same value."""
     mark = summing._mark
 
     def marked(field: pa.Field) -> str:
@@ -150,7 +150,7 @@ def zeros_are_equal() -> Any:
 
 
 def grouped_by_maps() -> Any:
-    """Maps are grouped by as they are, which Spark does wrongly."""
+    """Plant: maps are grouped directly, which Spark does incorrectly."""
     by = summing.ConsolidationSql.by.fget
 
     def plainly(self: summing.ConsolidationSql) -> list[str]:
@@ -172,13 +172,15 @@ def grouped_by_maps() -> Any:
         grouped_by_maps,
     ],
 )
-def test_a_planted_bug_is_found(spark, eventful, bug: Callable[[], Any]):
+def test_planted_bug_makes_spark_contents_differ_from_model(
+    spark, eventful, bug: Callable[[], Any]
+):
     with ExitStack() as stack:
         stack.enter_context(bug())
         stack.enter_context(mock.patch.object(door, "HERE_BYTES", -1))
         planned = scan_plan.scan_snapshot
         stack.enter_context(mock.patch.object(ps, "scan_snapshot", planned))
-        # Spark may also stumble over what it made of a map itself.
+        # Spark may also raise an error for a map that it grouped.
         kinds = Exception if bug is grouped_by_maps else AssertionError
         with pytest.raises(kinds):
             check_latest(spark, eventful)

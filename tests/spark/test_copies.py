@@ -1,6 +1,6 @@
-"""A first copy read by Spark's tasks is the table, in threads and in processes of its own.
+"""Initial snapshots read by Spark tasks, in threads and in separate processes.
 
-What goes wrong there comes to the same as in one process.
+A snapshot in one process gives the same contents and errors.
 """
 
 import os
@@ -35,7 +35,7 @@ from penstock.sources.postgres import snapshot as copying
 
 @pytest.fixture
 def pipeline(database, tmp_path):
-    """A file that follows a table of some pages."""
+    """Return a pipeline file with a table of several pages."""
     database.sql("CREATE TABLE item (id int PRIMARY KEY, name text, price numeric(10, 2))")
     database.sql("INSERT INTO item SELECT g, 'n' || g, g * 1.5 FROM generate_series(1, 5000) g")
     database.sql("CREATE PUBLICATION penstock FOR TABLE item")
@@ -54,18 +54,24 @@ def stored(folder) -> list[tuple[object, ...]]:
         return sorted(tuple(each.data.values()) for each in found.snapshot(found.upper - 1))
 
 
-def test_pieces_are_read_by_tasks(database, pipeline, tmp_path, spark, monkeypatch):
+def test_initial_snapshot_read_by_spark_tasks_equals_table(
+    database, pipeline, tmp_path, spark, monkeypatch
+):
     monkeypatch.setattr(copying, "PAGES_WORTH_A_TASK", 4)
     penstock.ingest.run(pipeline, once=True, jobs=tasks_of(spark), spark_bytes=0)
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
 
 
-def test_pieces_are_read_by_executors_that_are_processes(database, pipeline, tmp_path, cluster):
+def test_initial_snapshot_read_by_executor_processes_equals_table(
+    database, pipeline, tmp_path, cluster
+):
     cluster.run("ingested", file=str(pipeline))
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
 
 
-def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, spark, monkeypatch):
+def test_resync_and_truncate_by_spark_tasks_equal_table(
+    database, pipeline, tmp_path, spark, monkeypatch
+):
     monkeypatch.setattr(copying, "PAGES_WORTH_A_TASK", 4)
     small_merges(monkeypatch)
     differing, jobs = SparkMerges.difference, []
@@ -81,7 +87,7 @@ def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, 
         penstock.ingest.run(pipeline, once=True, jobs=tasks_of(spark), spark_bytes=0)
 
     follow()
-    # A rewrite without a message: the table is compared.
+    # A table rewrite sends no logical changes, so the table is resynced.
     database.sql("ALTER TABLE item ALTER price TYPE numeric(10, 2) USING price + id % 2")
     follow()
     assert jobs == [5000]
@@ -90,13 +96,13 @@ def test_tables_are_compared_and_emptied_by_tasks(database, pipeline, tmp_path, 
         "BEGIN; DELETE FROM item WHERE id = 1; TRUNCATE item; INSERT INTO item VALUES (7); COMMIT"
     )
     follow()
-    # The row that was deleted counts: changes before the TRUNCATE are not resolved.
+    # The deleted row is counted: changes before the TRUNCATE are not resolved.
     assert jobs == [5000, 5000]
     assert stored(tmp_path) == [(7, None, None)]
 
 
 def small_merges(monkeypatch) -> None:
-    """Whatever is compared is too much for one process."""
+    """Set the merge limit so low that every resync runs on Spark."""
     opened = persist.open
 
     def open_with_small_merges(*given, settings=None, **named):
@@ -107,8 +113,8 @@ def small_merges(monkeypatch) -> None:
 
 
 def errors_of(pipeline, jobs: IngestJobs | None) -> dict[str, Any]:
-    """Follow for a while; by table, what was written down of its error."""
-    with suppress(DefiniteError):  # It says so if a table is in error.
+    """Ingest once, and return the recorded error fields by table."""
+    with suppress(DefiniteError):  # Raised if a table is errored.
         penstock.ingest.run(pipeline, once=True, jobs=jobs, spark_bytes=0)
     with persist.open(f"file:{pipeline.parent}/lake/shop", hold=False) as client:
         state = client.collection("shop/state")
@@ -124,7 +130,7 @@ def errors_of(pipeline, jobs: IngestJobs | None) -> dict[str, Any]:
 
 @pytest.fixture
 def two(database, pipeline):
-    """As `pipeline`, with one more table."""
+    """Return `pipeline` with one more table."""
     database.sql("CREATE TABLE other (id int PRIMARY KEY); INSERT INTO other VALUES (1)")
     database.sql("ALTER PUBLICATION penstock ADD TABLE other")
     return pipeline
@@ -137,7 +143,7 @@ def is_only_in_item(errors: dict[str, Any]) -> bool:
     return bool(errors["item"]["error"]) and not errors["other"]["error"]
 
 
-def test_a_value_that_does_not_fit_puts_its_table_in_error(database, two, spark):
+def test_unsupported_value_in_spark_snapshot_marks_only_its_table_errored(database, two, spark):
     database.sql(NOT_A_NUMBER)
     errors = errors_of(two, tasks_of(spark))
     assert is_only_in_item(errors)
@@ -145,7 +151,7 @@ def test_a_value_that_does_not_fit_puts_its_table_in_error(database, two, spark)
     assert errors == errors_of(beside(two), None)
 
 
-def test_a_value_that_does_not_fit_is_found_by_a_comparison(database, two, spark):
+def test_unsupported_value_in_spark_resync_marks_only_its_table_errored(database, two, spark):
     pipelines = {two: tasks_of(spark), beside(two): None}
     for each, jobs in pipelines.items():
         assert not any(told["error"] for told in errors_of(each, jobs).values())
@@ -156,7 +162,7 @@ def test_a_value_that_does_not_fit_is_found_by_a_comparison(database, two, spark
 
 
 def beside(pipeline):
-    """The same for another lake, of the same name."""
+    """Return a copy of the pipeline file with another lake."""
     folder = pipeline.parent / "beside"
     folder.mkdir()
     told = yaml.safe_load(pipeline.read_text())
@@ -166,14 +172,14 @@ def beside(pipeline):
 
 
 class Dies:
-    """A piece that ends the process that reads it."""
+    """Split that ends the process that reads it."""
 
     def read(self, stop=None):
         os._exit(7)
 
 
 class TroubledOnce:
-    """Reads by Spark's tasks; the first time, pieces that something happened to."""
+    """Ingest jobs on Spark that alter the splits of the first read."""
 
     def __init__(self, by: IngestJobs, happens: Callable[[Any], Any]) -> None:
         self.by = by
@@ -202,7 +208,7 @@ def without_snapshot(split):
     [without_server, without_snapshot, lambda _: Dies()],
     ids=["server", "snapshot", "worker"],
 )
-def test_what_is_lost_while_it_is_copied_is_copied_again(
+def test_snapshot_interrupted_by_lost_server_or_worker_is_repeated(
     database, pipeline, tmp_path, spark, happens
 ):
     jobs = TroubledOnce(tasks_of(spark), happens)
@@ -211,7 +217,7 @@ def test_what_is_lost_while_it_is_copied_is_copied_again(
     assert stored(tmp_path) == sorted(database.sql("SELECT * FROM item"))
 
 
-def test_a_comparison_in_which_spark_fails_is_begun_again(
+def test_resync_after_failed_spark_job_is_repeated(
     database, pipeline, tmp_path, spark, monkeypatch
 ):
     small_merges(monkeypatch)
@@ -236,7 +242,7 @@ def test_a_comparison_in_which_spark_fails_is_begun_again(
 
 
 class Broken:
-    """A piece that cannot be read."""
+    """Split whose read raises an error."""
 
     def __init__(self, error: PenstockError) -> None:
         self.error = error
@@ -252,7 +258,7 @@ def with_code(error: PenstockError) -> PenstockError:
 
 
 def outcome(jobs: IngestJobs | None, folder, error: PenstockError) -> PenstockError:
-    """What a copy ends with; nothing is linked."""
+    """Return the error of a snapshot, and assert that no batch is linked."""
     with persist.open(f"file:{folder}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
         loader.create("src.t", pa.schema([("a", pa.int64())]), ["a"])
@@ -276,7 +282,7 @@ def outcome(jobs: IngestJobs | None, folder, error: PenstockError) -> PenstockEr
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_what_ends_a_task_is_what_would_end_it_here(spark, tmp_path, error):
+def test_error_of_split_in_spark_task_equals_error_in_process(spark, tmp_path, error):
     for jobs in (None, tasks_of(spark)):
         told = outcome(jobs, tmp_path, error)
         assert type(told) is type(error)
@@ -284,7 +290,7 @@ def test_what_ends_a_task_is_what_would_end_it_here(spark, tmp_path, error):
         assert (told.sqlstate, told.__dict__) == (error.sqlstate, error.__dict__)
 
 
-def test_what_spark_tried_in_vain_is_about_the_moment(spark, tmp_path):
+def test_determinate_error_after_spark_retries_is_transient(spark, tmp_path):
     told = outcome(tasks_of(spark), tmp_path, DeterminateError("the store is away"))
     assert isinstance(told, TransientError)
     assert str(told) == f'Spark could not read collection "src.t" of location "file:{tmp_path}/x"'
@@ -292,7 +298,7 @@ def test_what_spark_tried_in_vain_is_about_the_moment(spark, tmp_path):
 
 
 class Endless:
-    """A piece whose rows go on until somebody ends the task."""
+    """Split that yields rows until the task is cancelled."""
 
     def __init__(self, begun) -> None:
         self.begun = begun
@@ -304,7 +310,7 @@ class Endless:
             threading.Event().wait(0.05)
 
 
-def test_a_stop_ends_what_spark_reads(spark, tmp_path):
+def test_stop_cancels_spark_jobs_of_snapshot(spark, tmp_path):
     stop, begun = threading.Event(), tmp_path / "begun"
     with persist.open(f"file:{tmp_path}/x", writer="w") as client:
         loader = SnapshotLoader(client, "src", jobs=tasks_of(spark), spark_bytes=0, stop=stop)

@@ -1,8 +1,7 @@
-"""A damaged or lost file fails the query with our error, whatever the session would hide.
+"""Damaged and missing files: the query fails with our error in every session.
 
-The session of these tests skips missing and corrupt files, as somebody's may.
-A flipped byte is either found, or nothing that the query reads: rows are never
-wrong.
+The session of these tests skips missing and corrupt files, as a session of a user may.
+A flipped byte either raises an error or is not read: rows are never wrong.
 """
 
 import os
@@ -33,7 +32,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
 @pytest.fixture
 def lenient(spark: Any) -> Iterator[Any]:
-    """A session that says nothing of files it cannot read."""
+    """Yield a session that ignores missing and corrupt files."""
     before = {name: spark.conf.get(name) for name in LENIENT}
     for name in LENIENT:
         spark.conf.set(name, "true")
@@ -43,7 +42,7 @@ def lenient(spark: Any) -> Iterator[Any]:
 
 
 class Kept:
-    """A collection in one file, which can be damaged and restored."""
+    """Collection in one file that a test can damage and restore."""
 
     def __init__(self, folder: Path) -> None:
         self.url = f"file:{folder}"
@@ -72,7 +71,7 @@ def kept(tmp_path_factory: pytest.TempPathFactory) -> Kept:
 
 @pytest.fixture(scope="module")
 def kept_by_tasks(tmp_path_factory: pytest.TempPathFactory) -> Kept:
-    """In a folder whose name Spark would take for a pattern, so that tasks read it for us."""
+    """Return a collection in a folder whose name is a glob for Spark, so tasks read it."""
     return Kept(tmp_path_factory.mktemp("kept") / "da[t]a")
 
 
@@ -84,7 +83,7 @@ def collected(spark: Any, url: str) -> list[tuple[str, int]]:
 
 
 def regions(file: bytes) -> dict[str, range]:
-    """Where in a Parquet file what lies."""
+    """Return the byte ranges of a Parquet file by content."""
     footer = int.from_bytes(file[-8:-4], "little")
     found = {
         "magic at the front": range(4),
@@ -101,14 +100,14 @@ def regions(file: bytes) -> dict[str, range]:
             found[f"dictionary of {column.path_in_schema}"] = range(start, data)
             end = start
         end += column.total_compressed_size
-        # Its head has no fixed length; the last bytes are its contents for certain.
+        # The page header has no fixed length; the last bytes are always page contents.
         found[f"head of the page of {column.path_in_schema}"] = range(data, end - 8)
         found[f"page of {column.path_in_schema}"] = range(end - 8, end)
     return found
 
 
 def check_flip(spark: Any, kept: Kept, at: int) -> bool:
-    """Flip a byte and read everything; whether it was found."""
+    """Flip a byte, read everything, and return whether the read raised Corruption."""
     kept.flip(at)
     found: list[Corruption] = []
     try:
@@ -121,7 +120,7 @@ def check_flip(spark: Any, kept: Kept, at: int) -> bool:
     return bool(found)
 
 
-def test_a_flipped_byte_is_found_or_changes_nothing(lenient, kept):
+def test_flipped_byte_raises_corruption_or_leaves_rows_unchanged(lenient, kept):
     chance = random.Random(SEED)
     where = regions(kept.sound)
     assert sum(map(len, where.values())) <= len(kept.sound)
@@ -133,7 +132,7 @@ def test_a_flipped_byte_is_found_or_changes_nothing(lenient, kept):
 
 
 @pytest.mark.parametrize("name", ["footer", "page of k"])
-def test_a_flipped_byte_is_found_by_tasks_that_read_for_us(lenient, kept_by_tasks, name):
+def test_flipped_byte_read_by_tasks_raises_corruption(lenient, kept_by_tasks, name):
     kept = kept_by_tasks
     kept.flip(regions(kept.sound)[name][-1])
     try:
@@ -160,8 +159,8 @@ ACTIONS: dict[str, Callable[[Any], Any]] = {
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_every_way_to_read_finds_damage_and_loss(lenient, kept, action):
-    # A new plan each time, from the same scan: a plan remembers how it failed.
+def test_every_spark_action_raises_corruption_for_damaged_or_missing_file(lenient, kept, action):
+    # Make a new plan from the same scan for each action: a plan caches its failure.
     frame = ps.read(lenient, kept.url, "rows", hold=False)
     try:
         kept.flip(regions(kept.sound)["page of n"][-1])
@@ -175,7 +174,7 @@ def test_every_way_to_read_finds_damage_and_loss(lenient, kept, action):
     ACTIONS[action](frame.select("*"))
 
 
-def test_a_file_that_is_gone_before_the_plan_is_named(lenient, kept, kept_by_tasks):
+def test_file_deleted_before_planning_is_named_in_error(lenient, kept, kept_by_tasks):
     for each in (kept, kept_by_tasks):
         each.file.unlink()
         try:
@@ -185,7 +184,7 @@ def test_a_file_that_is_gone_before_the_plan_is_named(lenient, kept, kept_by_tas
             each.restore()
 
 
-def test_a_file_that_is_gone_after_the_plan_is_named_by_tasks_too(lenient, kept_by_tasks):
+def test_file_deleted_after_planning_is_named_in_error_of_tasks(lenient, kept_by_tasks):
     frame = ps.read(lenient, kept_by_tasks.url, "rows", hold=False)
     kept_by_tasks.file.unlink()
     try:
@@ -195,8 +194,8 @@ def test_a_file_that_is_gone_after_the_plan_is_named_by_tasks_too(lenient, kept_
         kept_by_tasks.restore()
 
 
-def test_a_reading_that_leaves_it_to_the_session_is_found(lenient, kept):
-    """Invariant 30: what hides damage is said with each read, not taken from the session."""
+def test_planted_read_with_session_options_returns_wrong_rows(lenient, kept):
+    """Invariant 30: each read sets the options that hide damage; the session does not."""
     at = regions(kept.sound)["page of n"][-1]
     assert check_flip(lenient, kept, at)
     with mock.patch.dict(door.PER_READ, clear=True), pytest.raises(AssertionError):

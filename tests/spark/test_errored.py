@@ -1,4 +1,4 @@
-"""Collections that begin and fail, as Spark meets them: frames, the data source, and streams."""
+"""Collections that begin and fail, read as DataFrames, data source and streams."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,7 +48,9 @@ def fail(client: Client) -> None:
     )
 
 
-def test_frames_meet_the_error_where_it_is(spark: SparkSession, client: Client, url: str) -> None:
+def test_read_of_errored_collection_raises_from_its_error_time(
+    spark: SparkSession, client: Client, url: str
+) -> None:
     fail(client)
     assert sorted(row.n for row in ps.read(spark, url, "orders", 9).collect()) == [1, 2, 3]
     for as_of in (None, "latest", 10, 19):
@@ -68,7 +70,9 @@ def test_frames_meet_the_error_where_it_is(spark: SparkSession, client: Client, 
     assert ps.READINGS.statistics().get(url, 0) <= before, "those that failed hold nothing"
 
 
-def test_what_recovered_is_a_frame_again(spark: SparkSession, client: Client, url: str) -> None:
+def test_read_of_recovered_collection_returns_rows(
+    spark: SparkSession, client: Client, url: str
+) -> None:
     fail(client)
     orders = client.collection("orders")
     client.append_all([AppendTo(orders, numbers((5, 25)), 20, 30)], [Recover(orders, 25)])
@@ -78,7 +82,7 @@ def test_what_recovered_is_a_frame_again(spark: SparkSession, client: Client, ur
         ps.changes(spark, url, "orders", 8, 30)
 
 
-def test_the_data_source_meets_it_too(
+def test_data_source_of_errored_collection_raises_after_earlier_rows(
     spark: SparkSession, client: Client, url: str, tmp_path: Path
 ) -> None:
     reader = spark.read.format("penstock").option("location", url)
@@ -109,7 +113,7 @@ def follower(url: str, **options: Any) -> Follower:
     return Follower(find_streamed(asked), asked, settings=SETTINGS)
 
 
-def test_a_stream_goes_to_the_error_and_no_further(client: Client, url: str) -> None:
+def test_follower_of_errored_collection_stops_at_error_time(client: Client, url: str) -> None:
     following = follower(url, start_at="earliest")
     start = following.initial()
     fail(client)
@@ -121,7 +125,7 @@ def test_a_stream_goes_to_the_error_and_no_further(client: Client, url: str) -> 
         with pytest.raises(CollectionErrored, match="as of 10"):
             following.latest(end, None)
     following.stop()
-    # What was complete before the error is all that was asked for.
+    # A plan that includes the error time raises the error.
     until_now = follower(url, start_at="8")
     begun = until_now.initial()
     with pytest.raises(CollectionErrored):
@@ -129,7 +133,7 @@ def test_a_stream_goes_to_the_error_and_no_further(client: Client, url: str) -> 
     until_now.stop()
 
 
-def test_a_stream_that_waits_is_given_the_beginning(url: str) -> None:
+def test_waiting_follower_starts_at_the_begin_time_of_the_collection(url: str) -> None:
     with persist.open(url, writer="w", settings=SETTINGS) as client:
         orders = client.create_or_load("orders", schema=NUMBERS)
         following = follower(url, start_at="latest")

@@ -1,4 +1,4 @@
-"""A filter shows the same rows whether or not it reaches the files, in whatever session."""
+"""Filter pushdown: a filter returns the same rows with and without it."""
 
 import math
 from contextlib import contextmanager
@@ -67,7 +67,7 @@ def set_to(spark, name, value):
 
 
 def shown(spark, url, *, pushed):
-    """The keys that each filter leaves, as of both times."""
+    """Return the keys that pass each filter, as of both times."""
     found = {}
     with set_to(spark, "spark.sql.parquet.filterPushdown", pushed):
         for as_of in (1, 2):
@@ -77,7 +77,7 @@ def shown(spark, url, *, pushed):
     return found
 
 
-def test_a_filter_that_reaches_the_files_leaves_the_same_rows(spark, tmp_path):
+def test_pushed_filter_returns_same_rows_as_unpushed_filter(spark, tmp_path):
     url = written(f"file:{tmp_path / 'data'}")
     with set_to(spark, "spark.sql.parquet.datetimeRebaseModeInRead", "LEGACY"):
         found = shown(spark, url, pushed="true")
@@ -86,19 +86,19 @@ def test_a_filter_that_reaches_the_files_leaves_the_same_rows(spark, tmp_path):
     assert found[1, "day = date'1500-01-01'"] == [1, 2, 3]
 
 
-def test_a_writer_that_lets_readers_skip_numbers_is_found(spark, tmp_path):
+def test_planted_float_statistics_make_pushed_filter_lose_rows(spark, tmp_path):
     with mock.patch.object(batch, "_ordered_alike", return_value=True):
         url = written(f"file:{tmp_path / 'data'}")
     assert shown(spark, url, pushed="true") != shown(spark, url, pushed="false")
 
 
-def test_names_that_are_patterns_are_refused(spark, tmp_path):
+def test_session_with_regex_column_names_is_rejected(spark, tmp_path):
     url = written(f"file:{tmp_path / 'data'}")
     with set_to(spark, door.REGEX_NAMES, "true"), pytest.raises(UsageError, match="quotedRegex"):
         ps.read(spark, url, "rows")
 
 
-def test_a_row_taken_away_more_often_than_it_was_there_is_an_error(spark, tmp_path):
+def test_read_with_negative_multiplicity_raises_internal_error(spark, tmp_path):
     url = written(f"file:{tmp_path / 'data'}")
     with persist.open(url, writer="w", settings=by_hand(inline_bytes=0)) as client:
         table = client.collection("rows")

@@ -1,6 +1,6 @@
-"""Transactions that Spark reads and sorts, with bindings of every kind side by side.
+"""Transactions that Spark reads and sorts, with bindings of every kind.
 
-The size threshold is 0, and little data takes the path of a large transaction. The
+The size threshold is 0, so a little data takes the path of a large transaction. The
 endpoint must hold the same rows as after the path of small transactions.
 """
 
@@ -80,7 +80,7 @@ Updates = Sequence[tuple[Mapping[str, Any], int, int]]
 
 
 class Shop:
-    """Collections of every kind, which change together."""
+    """Collections of every kind that advance together."""
 
     def __init__(self, lake: str) -> None:
         self.client = persist.open(f"{lake}/shop", writer="upstream")
@@ -99,7 +99,7 @@ class Shop:
         self.upper = 0
 
     def append(self, **updates: Updates) -> None:
-        """Changes of some collections; all of them advance by 10."""
+        """Append changes to some collections, and advance all collections by 10."""
         for name, collection in self.collections.items():
             collection.compare_and_append(updates.get(name, []), self.upper, self.upper + 10)
         self.upper += 10
@@ -122,7 +122,7 @@ def text(seq: int, **document: Any) -> Mapping[str, Any]:
 
 
 def held(folder: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
-    """All rows of all tables of the endpoint."""
+    """Return all rows of all tables of the endpoint."""
     connection = sqlite3.connect(folder / "t.db")
     try:
         return {
@@ -152,7 +152,7 @@ def bring(
 
 
 @pytest.mark.parametrize("shards", [1, 2])
-def test_large_transactions_store_what_small_ones_do_for_bindings_of_every_kind(
+def test_large_and_small_transactions_store_same_rows_for_every_kind_of_binding(
     spark: SparkSession, tmp_path: Path, shards: int
 ) -> None:
     lake = f"file:{tmp_path / 'lake'}"
@@ -191,7 +191,7 @@ def test_large_transactions_store_what_small_ones_do_for_bindings_of_every_kind(
         "keyless": 2,
     }
 
-    # Rows that changed and went, documents that delete, a new column and a wider one.
+    # Updated and deleted rows, deleting documents, a new column and a widened column.
     orders = shop.collections["orders"]
     wider = ORDERS.set(2, pa.field("amount", pa.int64()))
     orders.alter(wider.append(pa.field("note", pa.string())))
@@ -219,8 +219,8 @@ def test_large_transactions_store_what_small_ones_do_for_bindings_of_every_kind(
     assert len(found["prices"]) == 5
     assert len(found["soft"]) == 6
 
-    # Some bindings are written again, next to bindings that only have changes. Several shards
-    # do not empty a table, so they rewrite only rows whose earlier contents are known.
+    # Some bindings are backfilled, next to bindings that only have changes. Several shards
+    # do not truncate a table, so they rewrite only rows whose earlier contents are known.
     rewritten = ("orders", "soft", "native", "folded", "texts") if shards == 1 else ("orders",)
     upper = shop.upper
     shop.append(
@@ -237,7 +237,7 @@ def test_large_transactions_store_what_small_ones_do_for_bindings_of_every_kind(
     shop.client.close()
 
 
-def test_modules_that_import_pyspark_never_unite_frames_by_position() -> None:
+def test_modules_that_import_pyspark_do_not_use_positional_union() -> None:
     checked = 0
     for path in sorted(Path(penstock.__file__).parent.rglob("*.py")):
         text = path.read_text()

@@ -1,7 +1,7 @@
-"""A hold that was lost, and a since that moved before it was held.
+"""Lost holds, and a since that advances before the hold is taken.
 
-A hold is lost here as it is by a driver that sleeps: nobody renews it, and the
-writer's clock goes on for longer than its lease.
+The tests simulate a suspended driver: its hold is not renewed, and the clock of the
+writer advances past the lease.
 """
 
 import gc
@@ -32,7 +32,7 @@ LEASE_MS = 200
 
 
 class Shop:
-    """A collection whose one row changes at every time, and its writer."""
+    """Collection whose only row changes at every time, and its writer."""
 
     def __init__(self, url: str, client: persist.Client, clock: ManualClock) -> None:
         self.url = url
@@ -78,7 +78,7 @@ def shop(tmp_path: Path) -> Iterator[Shop]:
 
 @pytest.fixture
 def asleep(monkeypatch: pytest.MonkeyPatch) -> ScanHolds:
-    """Readings whose holds nobody renews."""
+    """Return scan holds that are not renewed."""
     readings = ScanHolds(by_hand(lease_ms=LEASE_MS))
     monkeypatch.setattr(ps, "READINGS", readings)
     return readings
@@ -88,17 +88,17 @@ def rows(frame: Any) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in frame.collect()]
 
 
-# Frames.
+# DataFrames.
 
 
-def test_a_frame_that_lost_its_hold_says_so_and_the_next_one_is_held(spark, shop, asleep):
+def test_frame_with_lost_hold_raises_and_next_read_is_held(spark, shop, asleep):
     frame = ps.read(spark, shop.url, "rows", 4)
     shop.outlive_leases(5)
     with pytest.raises(UsageError, match="was compacted away while it was being read") as raised:
         frame.collect()
     assert "The reading lost its hold" in raised.value.detail
     assert raised.value.hint == "Read again."
-    # The old one is still there; the new one has a hold of its own.
+    # The old frame still exists; the new frame has its own hold.
     again = ps.read(spark, shop.url, "rows", 5)
     assert asleep.statistics() == {shop.url: 2}
     shop.write(3)
@@ -115,12 +115,12 @@ def test_a_frame_that_lost_its_hold_says_so_and_the_next_one_is_held(spark, shop
     assert (asleep.statistics(), shop.held()) == ({}, [])
 
 
-def test_what_is_held_and_damaged_is_damage(spark, shop, asleep):
+def test_missing_file_of_held_frame_raises_corruption(spark, shop, asleep):
     frame = ps.read(spark, shop.url, "rows", 4)
     files = [Path(each.removeprefix("file:")) for each in frame.inputFiles()]
     shop.compact(4)
     linked = {Path(shop.url.removeprefix("file:")) / key for key in shop.client.state.linked()}
-    # Merged since, and there for this reading alone.
+    # These files were merged, and only the hold of this frame retains them.
     kept = {Path("/", str(file).lstrip("/")) for file in files} - linked
     assert kept
     for file in kept:
@@ -129,11 +129,11 @@ def test_what_is_held_and_damaged_is_damage(spark, shop, asleep):
         frame.collect()
 
 
-def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(
+def test_read_as_of_earliest_follows_since_that_advances_before_the_hold(
     spark, shop, asleep, monkeypatch
 ):
     def moving(since: int) -> None:
-        """Since moves just after the next one has found the collection."""
+        """Advance since just after the next read has found the collection."""
         real, done = ps._find, []
 
         def find(*asked: Any, **options: Any) -> Any:
@@ -157,7 +157,7 @@ def test_earliest_is_a_later_time_where_since_moved_before_it_was_held(
         ps.read(spark, shop.url, "rows", 3)
 
 
-# Readings, without Spark.
+# Scan holds without Spark.
 
 
 def begin(readings: ScanHolds, shop: Shop, since: int) -> Any:
@@ -170,7 +170,7 @@ def claims_of(reading: Any) -> LeasedClaims:
     return claims
 
 
-def test_a_lost_hold_stays_with_the_readings_that_have_it(shop, asleep):
+def test_new_scan_after_lost_hold_gets_a_new_client(shop, asleep):
     lost, other = begin(asleep, shop, 4), begin(asleep, shop, 4)
     assert lost.client is other.client
     shop.outlive_leases(5)
@@ -190,7 +190,7 @@ def test_a_lost_hold_stays_with_the_readings_that_have_it(shop, asleep):
     assert shop.held() == [{shop.table.id: 5}]
 
 
-def test_a_reading_after_since_moved_is_refused_and_leaves_nothing(shop, asleep):
+def test_scan_below_since_raises_since_error_and_leaves_no_hold(shop, asleep):
     lost = begin(asleep, shop, 4)
     shop.outlive_leases(5)
     with pytest.raises(SinceError):
@@ -200,7 +200,7 @@ def test_a_reading_after_since_moved_is_refused_and_leaves_nothing(shop, asleep)
     assert (asleep.statistics(), shop.held()) == ({}, [])
 
 
-# The same of format("penstock").
+# format("penstock").
 
 
 def planned(shop: Shop, since: int, **changed: Any) -> tuple[Any, BatchOptions]:
@@ -210,7 +210,7 @@ def planned(shop: Shop, since: int, **changed: Any) -> tuple[Any, BatchOptions]:
     return found, options
 
 
-def test_earliest_is_planned_as_of_a_later_time_where_since_moved(shop):
+def test_plan_as_of_earliest_follows_since_that_advances_before_the_hold(shop):
     contents, options = planned(shop, 3, as_of="earliest")
     assert contents.as_of == 0
     for _ in range(2):
@@ -223,7 +223,7 @@ def test_earliest_is_planned_as_of_a_later_time_where_since_moved(shop):
         plan_contents(*planned(shop, 3, as_of="2"))
 
 
-def test_what_was_found_at_a_time_or_is_not_held_is_not_planned_as_of_another(shop):
+def test_plan_with_fixed_time_or_without_hold_raises_after_since_advances(shop):
     plans = [
         planned(shop, 0, as_of="0"),
         planned(shop, 0, as_of="earliest", hold=False),

@@ -1,4 +1,4 @@
-"""Transactions as jobs of Spark: small ones, large ones, in shards."""
+"""Small, large and sharded transactions as Spark jobs."""
 
 import random
 from pathlib import Path
@@ -21,7 +21,7 @@ def jobs_of(spark: SparkSession, large_bytes: int) -> SparkShards:
 
 @pytest.mark.parametrize("large_bytes", [0, LARGE_BYTES], ids=["large", "small"])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_an_endpoint_follows_its_collection(
+def test_materialization_on_spark_keeps_endpoint_equal_to_collection(
     spark: SparkSession, tmp_path: Path, shards: int, large_bytes: int
 ) -> None:
     lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint("sqlite", tmp_path)
@@ -49,12 +49,12 @@ FOLDED = {
     **SUMMED,
     "properties": {**SUMMED["properties"], "name": {"type": "string", "minLength": 1}},
 }
-"""Types alone do not prove that documents match, so they are folded."""
+"""Schema with a constraint that types do not prove, so documents are folded."""
 
 
 @pytest.mark.parametrize("schema", [SUMMED, FOLDED], ids=["native", "folded"])
 @pytest.mark.parametrize("shards", [1, 2])
-def test_documents_beside_rows_are_the_same_whether_read_by_spark_or_by_tasks(
+def test_documents_and_rows_are_equal_for_large_and_small_transactions(
     spark: SparkSession, tmp_path: Path, shards: int, schema: Any
 ) -> None:
     lake = f"file:{tmp_path / 'lake'}"
@@ -114,7 +114,7 @@ def test_documents_beside_rows_are_the_same_whether_read_by_spark_or_by_tasks(
     log.client.close()
 
 
-def test_what_was_reduced_cannot_be_taken_away_on_spark_either(
+def test_retraction_of_reduced_document_on_spark_raises_definite_error(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     lake = f"file:{tmp_path / 'lake'}"
@@ -134,7 +134,9 @@ def test_what_was_reduced_cannot_be_taken_away_on_spark_either(
     log.client.close()
 
 
-def test_more_shards_than_tasks_at_a_time_are_refused(spark: SparkSession, tmp_path: Path) -> None:
+def test_more_shards_than_spark_task_slots_raises_usage_error(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     lake = f"file:{tmp_path / 'lake'}"
     upstream = Table(f"{lake}/shop", random.Random(3))
     upstream.change()

@@ -1,4 +1,4 @@
-"""Large transactions that broke once: columns that join, shards with nothing to do."""
+"""Regressions of large transactions: added columns, shards without work."""
 
 import random
 
@@ -46,7 +46,7 @@ def large(spark):
     return Tries(SparkShards(spark, lambda url: reach(spark, url), large_bytes=1))
 
 
-def test_column_joins_after_the_upper(spark, lake, table, tmp_path):
+def test_large_transaction_with_column_added_after_its_upper_succeeds(spark, lake, table, tmp_path):
     u = table.client.create_or_load("shop.u", **KEYED)
     u.compare_and_append([(row(1), 0, 1)], 0, 20)
     endpoint = Endpoint("sqlite", tmp_path)
@@ -65,7 +65,9 @@ def test_column_joins_after_the_upper(spark, lake, table, tmp_path):
     assert 77 in [r["id"] for r in endpoint.rows()]
 
 
-def test_one_shard_has_nothing_to_do(spark, lake, table, tmp_path, monkeypatch):
+def test_large_transaction_with_one_shard_already_committed_succeeds(
+    spark, lake, table, tmp_path, monkeypatch
+):
     from penstock.materialize import shard
 
     endpoint = Endpoint("sqlite", tmp_path)
@@ -88,7 +90,7 @@ def test_one_shard_has_nothing_to_do(spark, lake, table, tmp_path, monkeypatch):
     assert endpoint.rows() == table.contents()
 
 
-def test_key_row_by_spark_and_here(spark, lake, tmp_path):
+def test_row_keys_computed_by_spark_equal_row_keys_in_process(spark, lake, tmp_path):
     from penstock import persist
 
     client = persist.open(f"{lake}/shop", writer="upstream")

@@ -1,4 +1,4 @@
-"""A merge by Spark cannot be seen: the contents are the same at every time that is kept."""
+"""Merges by Spark: contents are the same at every retained time."""
 
 import math
 import random
@@ -64,7 +64,7 @@ def nested_row(chance: random.Random) -> dict[str, Any]:
 
 
 def fill(table: persist.Collection, row: Any, *, seed: int, seals: int = 6, rows: int = 60) -> None:
-    """Write rows, and take away some of those that are there."""
+    """Write random inserts, and retractions of existing rows."""
     chance = random.Random(seed)
     there: list[dict[str, Any]] = []
     start = table.upper
@@ -107,7 +107,7 @@ def bits(value: Any) -> str:
 
 
 def contents(table: persist.Collection) -> dict[int, Counter[str]]:
-    """Everything there is, bit by bit, as of every time that is kept."""
+    """Return the exact contents as of every retained time."""
     return {
         time: Counter(
             {bits(data): diff for data, _, diff in table.snapshot(time)},
@@ -125,7 +125,7 @@ def contents(table: persist.Collection) -> dict[int, Counter[str]]:
         pytest.param(NESTED, nested_row, 1_000, marks=pytest.mark.long),
     ],
 )
-def test_a_difference_by_spark_is_the_one_in_process(spark, url, schema, row, part_bytes):
+def test_difference_by_spark_equals_difference_in_process(spark, url, schema, row, part_bytes):
     key = ["k"]
     with opened(url) as client:
         table = client.create_or_load("rows", schema=schema, key_columns=key)
@@ -157,7 +157,7 @@ def test_a_difference_by_spark_is_the_one_in_process(spark, url, schema, row, pa
 
 
 class Watched:
-    """Merges by Spark, and remembers what came of it."""
+    """Merger that delegates to Spark and records the results."""
 
     def __init__(self, by: BigMerges) -> None:
         self.by = by
@@ -188,7 +188,7 @@ def delegated(client: persist.Client, spark: Any) -> Watched:
         (NESTED, nested_row, ("k",)),
     ],
 )
-def test_contents_at_every_time_are_the_same_before_and_after(spark, url, schema, row, key):
+def test_merge_by_spark_keeps_contents_at_every_time(spark, url, schema, row, key):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=schema, key_columns=key)
         fill(table, row, seed=len(key))
@@ -199,7 +199,7 @@ def test_contents_at_every_time_are_the_same_before_and_after(spark, url, schema
         assert contents(table) == before
         assert [batch is not None for batch in watched.made] == [True, True]
         assert all(len(batch.parts) > 1 for batch in watched.made if batch)
-        # Once more, of what Spark has written, now sorted and in ranges.
+        # Merge again: the inputs are now batches of Spark, sorted and split into ranges.
         fill(table, row, seed=7, seals=2)
         table.allow_compaction(12).result()
         before = contents(table)
@@ -212,8 +212,8 @@ def test_contents_at_every_time_are_the_same_before_and_after(spark, url, schema
 
 @pytest.mark.parametrize("twice", [False, True])
 @pytest.mark.parametrize("key", [(), ("k",)])
-def test_both_ways_to_merge_make_the_same_batches(spark, tmp_path, key, twice):
-    """In particular a base is called distinct by both or by neither."""
+def test_merge_by_spark_and_in_process_produce_equal_batches(spark, tmp_path, key, twice):
+    """Both mergers agree on whether a base is distinct."""
     schema = pa.schema([("k", pa.float64()), ("n", pa.int64())])
     made: dict[str, list[Batch]] = {}
     rows: dict[str, list[pa.Table]] = {}
@@ -242,7 +242,7 @@ def test_both_ways_to_merge_make_the_same_batches(spark, tmp_path, key, twice):
     ]
 
 
-def test_rows_of_older_schemas_become_rows_of_the_newest(spark, url):
+def test_merge_by_spark_upgrades_rows_to_newest_schema(spark, url):
     grown = pa.schema([*PLAIN.set(1, pa.field("n", pa.int64())), ("note", pa.string())])
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN, key_columns=("k",))
@@ -259,7 +259,7 @@ def test_rows_of_older_schemas_become_rows_of_the_newest(spark, url):
         assert {"old", "new"} <= set(notes)
 
 
-def test_what_was_discarded_does_not_come_back(spark, url):
+def test_merge_by_spark_does_not_restore_discarded_updates(spark, url):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN)
         table.write([(plain_row(random.Random(i)), i % 4, 1) for i in range(200)]).result()
@@ -274,7 +274,7 @@ def test_what_was_discarded_does_not_come_back(spark, url):
         assert len(watched.made) == 1
 
 
-def test_what_comes_to_nothing_leaves_no_batch(spark, url):
+def test_merge_by_spark_of_cancelling_updates_leaves_no_batch(spark, url):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN)
         rows = [plain_row(random.Random(i)) for i in range(200)]
@@ -287,7 +287,7 @@ def test_what_comes_to_nothing_leaves_no_batch(spark, url):
         given_back(client, watched.stagings[0])
 
 
-def test_keys_and_values_are_merged_too(spark, url):
+def test_merge_by_spark_of_key_value_collection_keeps_contents(spark, url):
     with opened(url) as client:
         table = client.create_or_load("words", key=persist.TEXT, value=persist.BIGINT)
         for upper in range(1, 5):
@@ -302,7 +302,7 @@ def test_keys_and_values_are_merged_too(spark, url):
 
 
 def damaged(url: str, table: persist.Collection) -> tuple[Path, str]:
-    """An object of the oldest batch, and so of the first merge."""
+    """Return path and key of an object of the oldest batch, an input of the first merge."""
     (key,) = files_of(table.state.batches[0])
     return Path(url.removeprefix("file:")) / key, key
 
@@ -317,8 +317,8 @@ def given_back(client: persist.Client, staging: str) -> None:
 @pytest.mark.parametrize(
     ("missing", "part_bytes"), [(True, 4_000), (False, 4_000), (True, 1 << 20)]
 )
-def test_damage_that_a_task_finds_is_raised_as_ours(spark, url, missing, part_bytes):
-    """Whichever step finds it: the sample, or with one range the cut."""
+def test_merge_by_spark_of_damaged_object_raises_corruption(spark, url, missing, part_bytes):
+    """The sample step finds the damage, or the merge step if there is one range."""
     with opened(url, part_bytes=part_bytes) as client:
         table = client.create_or_load("rows", schema=PLAIN, key_columns=("k",))
         fill(table, plain_row, seed=3)
@@ -341,7 +341,7 @@ def test_damage_that_a_task_finds_is_raised_as_ours(spark, url, missing, part_by
         path.write_bytes(good)
 
 
-def test_what_other_ranges_wrote_beside_a_failure_is_swept(spark, url):
+def test_objects_written_by_failed_spark_merge_are_swept(spark, url):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN, key_columns=("k",))
         fill(table, plain_row, seed=3)
@@ -353,7 +353,7 @@ def test_what_other_ranges_wrote_beside_a_failure_is_swept(spark, url):
         good = path.read_bytes()
         path.unlink()
         delegated(client, spark)
-        # Splitters that are known already, so that the cut is the first to look.
+        # With known range boundaries, the merge step is the first to read the object.
         with (
             mock.patch.object(_Job, "range_boundaries", return_value=starts),
             pytest.raises(Corruption),
@@ -377,7 +377,7 @@ def objects_in(url: str) -> set[str]:
     return {str(each.relative_to(folder)) for each in folder.glob("batch/*/*")}
 
 
-def test_objects_of_an_attempt_that_nobody_counts_are_swept(spark, url):
+def test_objects_of_overtaken_merge_attempt_are_swept(spark, url):
     folder = Path(url.removeprefix("file:"))
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN)
@@ -397,7 +397,7 @@ def test_objects_of_an_attempt_that_nobody_counts_are_swept(spark, url):
         assert not any((folder / key).exists() for key in files_of(overtaken))
 
 
-def test_a_task_that_breaks_fails_the_merge_with_its_reason(spark, url):
+def test_failed_task_of_spark_merge_is_reported_with_its_cause(spark, url):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN)
         fill(table, plain_row, seed=5, seals=2)
@@ -410,7 +410,7 @@ def test_a_task_that_breaks_fails_the_merge_with_its_reason(spark, url):
         assert raised.value.detail.startswith("pyarrow.lib.ArrowInvalid: Expected to read")
 
 
-def test_tasks_that_do_not_see_the_location_of_the_driver_merge_nothing(spark, url):
+def test_merge_by_spark_without_shared_storage_raises_and_writes_nothing(spark, url):
     with opened(url) as client:
         table = client.create_or_load("rows", schema=PLAIN)
         fill(table, plain_row, seed=6, seals=2)
@@ -425,7 +425,7 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_merge_nothing(spark, u
         assert objects_in(url) == before
 
 
-def test_a_merge_leaves_the_thread_as_it_was(spark, url):
+def test_merge_by_spark_restores_job_properties_of_the_thread(spark, url):
     context = spark.sparkContext
     context.setJobDescription("mine")
     try:
@@ -440,7 +440,7 @@ def test_a_merge_leaves_the_thread_as_it_was(spark, url):
         context.setLocalProperty("spark.job.description", None)
 
 
-def test_a_location_that_tasks_cannot_reach_is_refused_before_any_merge(spark):
+def test_compactor_of_memory_location_raises_usage_error(spark):
     with (
         persist.open("memory:", writer="w", settings=by_hand()) as client,
         pytest.raises(UsageError, match="cannot be reached by Spark"),

@@ -1,4 +1,4 @@
-"""Rows that Spark aggregates become the documents that folding them gives."""
+"""Native Spark aggregates equal the documents folded in Python."""
 
 import random
 from datetime import UTC, date, datetime
@@ -49,7 +49,7 @@ AGGREGATED = {
     },
 }
 
-# Few values, so that rows tie, are equal, and differ in the last column alone.
+# Few values: rows tie, are equal, and differ only in the last column.
 TEXTS = st.sampled_from(["", "a", "B", "ä", "z\x00", "\uffff", "\U0001f600", '"\\'])
 ROWS = st.tuples(
     st.none() | st.integers(0, 30).map(str),
@@ -74,9 +74,9 @@ def stored(rows: list[tuple[Any, ...]], *, compacted: bool) -> pa.Table:
 
 
 def folded(updates: pa.Table, schema: Any) -> dict[bytes, Any]:
-    """What Python makes of them."""
+    """Return the documents folded in Python, by key."""
     by = fold_order(COLUMNS, KEY, ORDER)
-    # Arrow would read a name with a dot as a path.
+    # Arrow parses a name with a dot as a path.
     plain = updates.select(by).rename_columns([f"c{i}" for i in range(len(by))])
     keys = [(f"c{i}", "ascending", "at_start") for i in range(len(by))]
     updates = updates.take(pc.sort_indices(plain, sort_keys=keys))
@@ -100,7 +100,7 @@ def natively(frame: DataFrame, plan: NativePlan) -> dict[bytes, Any]:
     return told(table.to_batches())
 
 
-# Every example is a job, so there are few, of many keys, and none is made smaller.
+# Every example is a Spark job: run few, with many keys, and do not shrink.
 @pytest.mark.parametrize("schema", [AGGREGATED, True], ids=["aggregated", "whole"])
 @settings(
     max_examples=2,
@@ -109,7 +109,7 @@ def natively(frame: DataFrame, plan: NativePlan) -> dict[bytes, Any]:
     suppress_health_check=list(HealthCheck),
 )
 @given(st.lists(ROWS, min_size=100, max_size=200), st.randoms(use_true_random=False))
-def test_native_aggregates_are_what_folding_gives_before_and_after_compaction(
+def test_native_aggregates_equal_folded_documents_before_and_after_compaction(
     spark: SparkSession, schema: Any, rows: list[tuple[Any, ...]], chance: random.Random
 ):
     plan = native_plan(schema, COLUMNS, KEY, ORDER)
@@ -125,7 +125,7 @@ def test_native_aggregates_are_what_folding_gives_before_and_after_compaction(
     assert len(found) == 2 * len({row[0] for row in rows})
 
 
-def test_a_sum_has_room_for_all_that_can_be_counted(spark: SparkSession):
+def test_native_sum_of_largest_values_and_counts_does_not_overflow(spark: SparkSession):
     columns = pa.schema(
         [pa.field("k", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)]
     )
@@ -143,7 +143,7 @@ def test_a_sum_has_room_for_all_that_can_be_counted(spark: SparkSession):
     ]
 
 
-def test_without_ordered_columns_nothing_is_sorted(spark: SparkSession):
+def test_native_aggregate_without_ordered_columns_does_not_sort(spark: SparkSession):
     names = ("k", "at", "n")
     columns = pa.schema([pa.field(name, pa.int64(), nullable=False) for name in names])
     schema = {"reduce": {"strategy": "merge"}, "properties": {"n": AGGREGATED["properties"]["n"]}}

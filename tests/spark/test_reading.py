@@ -1,4 +1,4 @@
-"""What can be asked of a lake from Spark, what is answered, and how it is planned."""
+"""Reads of a lake from Spark: times, columns, plans and holds."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -45,7 +45,7 @@ def pay(table: persist.Collection, time: int, *rows: tuple[str, int, int]) -> No
 
 @pytest.fixture
 def bank(lake: str) -> str:
-    """Two storage locations; at every time there is as much in one as in the other."""
+    """Return a lake with two storage locations whose contents balance at every time."""
     for name, ahead in (("assets", 2), ("debts", 0)):
         with opened(f"{lake}/{name}") as client:
             table = client.create_or_load(f"bank.{name}", schema=SCHEMA, key_columns=["account"])
@@ -60,13 +60,13 @@ def bank(lake: str) -> str:
 # Times.
 
 
-def test_collections_of_several_locations_are_read_as_of_one_time(spark, bank):
+def test_read_all_from_several_locations_uses_one_time(spark, bank):
     from pyspark.sql import functions as F  # noqa: N812
 
     both = ps.read_all(spark, bank, ["bank.assets", "bank.debts"])
     assert list(both) == ["bank.assets", "bank.debts"]
     assets, debts = both.values()
-    # The latest time of both is that of the one behind.
+    # The latest common time is the latest time of the slower collection.
     assert [tuple(row) for row in debts.collect()] == [("a", 5)]
     joined = assets.join(debts.withColumnRenamed("amount", "owed"), "account")
     assert joined.where(F.col("amount") != F.col("owed")).count() == 0
@@ -77,7 +77,7 @@ def test_collections_of_several_locations_are_read_as_of_one_time(spark, bank):
     assert [each.first()["amount"] for each in earliest.values()] == [2, 2]
 
 
-def test_times_that_are_not_kept_or_not_complete_are_refused(spark, bank):
+def test_read_below_since_or_beyond_upper_is_rejected(spark, bank):
     with pytest.raises(SinceError, match="as of 1") as past:
         ps.read(spark, bank, "bank.assets", 1)
     assert "since is 2" in past.value.detail
@@ -95,25 +95,25 @@ def test_times_that_are_not_kept_or_not_complete_are_refused(spark, bank):
         ps.read_all(spark, bank, [])
 
 
-def test_a_collection_that_was_never_sealed_is_not_complete(spark, lake):
+def test_read_of_unsealed_collection_raises_not_yet_complete(spark, lake):
     with opened(f"{lake}/one") as client:
         client.create_or_load("empty", schema=SCHEMA)
     with pytest.raises(NotYetComplete, match="as of 0"):
         ps.read(spark, lake, "empty")
 
 
-def test_an_unknown_collection_is_told_with_those_that_there_are(spark, bank):
+def test_read_of_nonexistent_collection_lists_existing_collections(spark, bank):
     with pytest.raises(CollectionMissing, match=r"bank\.depts") as raised:
         ps.read(spark, bank, "bank.depts")
     assert raised.value.detail == 'Collections there: "bank.assets", "bank.debts".'
 
 
-def test_memory_cannot_be_read_by_tasks(spark):
+def test_read_of_memory_location_raises_usage_error(spark):
     with pytest.raises(UsageError):
         ps.read(spark, "memory:", "rows")
 
 
-def test_changes_add_up_to_the_difference(spark, bank):
+def test_changes_consolidate_to_the_difference_of_contents(spark, bank):
     changes = ps.changes(spark, bank, "bank.assets", 3, 6)
     assert changes.columns == ["account", "amount", "mz_timestamp", "mz_diff"]
     summed = sorted(map(tuple, changes.groupBy("amount").sum("mz_diff").collect()))
@@ -123,7 +123,7 @@ def test_changes_add_up_to_the_difference(spark, bank):
 # Columns.
 
 
-def test_columns_that_differ_in_case_need_a_session_that_tells_them_apart(spark, lake):
+def test_columns_that_differ_only_in_case_need_case_sensitive_session(spark, lake):
     with opened(f"{lake}/one") as client:
         table = client.create_or_load("c", schema=pa.schema([("a", pa.int64()), ("A", pa.int64())]))
         table.write([({"a": 1, "A": 2}, 0, 1)]).result()
@@ -138,7 +138,7 @@ def test_columns_that_differ_in_case_need_a_session_that_tells_them_apart(spark,
 
 
 class Doubled:
-    """Integers; the second version stores twice the number."""
+    """Codec of integers whose second version stores twice the number."""
 
     name = "doubled"
     stored_as = pa.int64()
@@ -153,7 +153,7 @@ class Doubled:
         return stored // version
 
 
-def test_keys_and_values_are_read_as_they_are_stored(spark, lake):
+def test_read_of_key_value_collection_returns_stored_values(spark, lake):
     with opened(f"{lake}/one") as client:
         pairs = client.create_or_load("pairs", key=TEXT, value=INT64)
         pairs.write([(("a", 1), 0, 1), (("b", 2), 0, 2)]).result()
@@ -163,7 +163,7 @@ def test_keys_and_values_are_read_as_they_are_stored(spark, lake):
     assert sorted(map(tuple, frame.collect())) == [("a", 1), ("b", 2), ("b", 2)]
 
 
-def test_several_versions_of_a_codec_are_refused(spark, lake):
+def test_read_of_several_codec_versions_raises_usage_error(spark, lake):
     old: Codec = Doubled(1)
     new: Codec = Doubled(2)
     with opened(f"{lake}/one") as client:
@@ -185,7 +185,7 @@ def explained(frame: Any) -> str:
     return str(frame._jdf.queryExecution().executedPlan().toString())
 
 
-def test_filters_and_columns_reach_the_scan_and_a_base_is_not_shuffled(spark, bank):
+def test_read_of_base_pushes_filters_and_columns_and_does_not_shuffle(spark, bank):
     base = ps.read(spark, bank, "bank.assets", 2)
     plan = explained(base.where("amount > 1").select("account"))
     assert "PushedFilters: [IsNotNull(amount), GreaterThan(amount,1)]" in plan
@@ -195,7 +195,7 @@ def test_filters_and_columns_reach_the_scan_and_a_base_is_not_shuffled(spark, ba
     assert "ReadSchema: struct<account:string>" in explained(base.select("account"))
 
 
-def test_batches_outside_the_times_are_not_among_the_files(spark, lake):
+def test_read_plans_only_files_of_batches_within_its_times(spark, lake):
     with opened(f"{lake}/one") as client:
         table = client.create_or_load("rows", schema=SCHEMA)
         for time in range(3):
@@ -218,7 +218,7 @@ def test_batches_outside_the_times_are_not_among_the_files(spark, lake):
 
 
 def let_go(spark: Any, lake: str) -> None:
-    """Have Java notice what nobody refers to, and let go of it."""
+    """Collect garbage in Python and Java until unreferenced holds are released."""
     for _ in range(20):
         gc.collect()
         spark._jvm.System.gc()
@@ -228,7 +228,7 @@ def let_go(spark: Any, lake: str) -> None:
     raise AssertionError(ps.READINGS.statistics())
 
 
-def test_what_a_frame_reads_is_kept_until_nobody_can_read_it(spark, bank):
+def test_files_of_frame_are_held_until_its_last_reference_is_released(spark, bank):
     let_go(spark, bank)
     url = f"{bank}/assets"
     folder = Path(url.removeprefix("file:"))
@@ -261,7 +261,7 @@ def test_what_a_frame_reads_is_kept_until_nobody_can_read_it(spark, bank):
     assert not any(file.exists() for file in files)
 
 
-def test_a_reading_without_a_hold_says_so_when_compaction_gets_in_its_way(spark, bank):
+def test_read_without_hold_raises_usage_error_after_compaction(spark, bank):
     frame = ps.read(spark, bank, "bank.assets", 4, hold=False)
     url = f"{bank}/assets"
     assert list_holds(open_blob(url)) == {}
@@ -273,10 +273,10 @@ def test_a_reading_without_a_hold_says_so_when_compaction_gets_in_its_way(spark,
         frame.collect()
 
 
-# Other ways to the files.
+# Appends.
 
 
-def test_rows_that_do_not_fit_are_refused_and_nothing_is_left(spark, lake):
+def test_append_with_other_columns_or_key_is_rejected_and_writes_nothing(spark, lake):
     frame = spark.createDataFrame([(1, None)], "id long, name string")
     ps.append(frame, lake, "mine")
     with pytest.raises(UsageError, match="do not have the columns"):

@@ -1,4 +1,4 @@
-"""Frames into several collections at once, as our own pipeline writes."""
+"""Staged DataFrames for several collections, as the pipeline writes them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ def url(tmp_path) -> str:
     return f"file:{tmp_path / 'data'}"
 
 
-def test_two_frames_are_appended_together_or_not_at_all(
+def test_two_staged_frames_are_appended_atomically(
     spark: SparkSession, url: str, tmp_path: Path
 ) -> None:
     with persist.open(url, writer="pipeline") as client:
@@ -48,7 +48,7 @@ def test_two_frames_are_appended_together_or_not_at_all(
         assert not list(tmp_path.rglob("*.proof"))
         both = ps.read_all(spark, url, ["evens", "odds"])
         assert [frame.count() for frame in both.values()] == [500, 500]
-        client.run_maintenance()  # The id is worn out, closed and swept.
+        client.run_maintenance()  # The staging id is used, closed and swept.
         assert even.batch is not None
         with pytest.raises(UsageError, match="is not in use here"):
             client.share_staged(even.batch)
@@ -57,7 +57,7 @@ def test_two_frames_are_appended_together_or_not_at_all(
     blob.close()
 
 
-def test_times_and_diffs_of_a_frame_are_kept(spark: SparkSession, url: str) -> None:
+def test_staged_frame_keeps_its_times_and_diffs(spark: SparkSession, url: str) -> None:
     frame = spark.createDataFrame(
         [(1, 3, 1), (1, 4, -1), (2, 4, 2)], "id long, mz_timestamp long, mz_diff long"
     )
@@ -73,18 +73,18 @@ def test_times_and_diffs_of_a_frame_are_kept(spark: SparkSession, url: str) -> N
     assert ps.read(spark, url, "numbers").collect() == [(2,), (2,)]
 
 
-def test_what_was_staged_and_never_appended_is_swept(spark: SparkSession, url: str) -> None:
+def test_staged_rows_that_are_never_appended_are_swept(spark: SparkSession, url: str) -> None:
     with persist.open(url, writer="pipeline") as client:
         target = client.create_or_load("numbers", schema=NUMBERS)
         with client.staging() as staging:
             stage(spark.range(100), target, staging, time=1)
-            client.compact()  # Not while the id is open.
+            client.compact()  # Staged files stay while the staging id is open.
             assert len(litter(url)) > 0
         client.compact()
         assert not litter(url)
 
 
-def test_tasks_that_do_not_see_the_location_of_the_driver_write_nothing(
+def test_stage_without_shared_storage_raises_and_writes_nothing(
     spark: SparkSession, url: str
 ) -> None:
     frame = spark.range(100)
@@ -99,7 +99,7 @@ def test_tasks_that_do_not_see_the_location_of_the_driver_write_nothing(
         assert not litter(url)
 
 
-def test_a_line_to_spark_that_breaks_off_is_not_taken_for_the_end(
+def test_truncated_result_stream_of_spark_raises_transient_error(
     spark: SparkSession, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = FramedSerializer.load_stream
