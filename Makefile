@@ -114,7 +114,7 @@ check: setup ## formatting, lint, types, import contracts, prose
 .PHONY: test
 test: check debian ## check, then every test; SEED=n replays a run
 	@echo "seed $(SEED); to replay: make test SEED=$(SEED)"
-	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest -n 3 --dist worksteal --hypothesis-seed=$(SEED)
+	PENSTOCK_TEST_SEED=$(SEED) $(PY) -m pytest -n 3 --dist worksteal --durations=20 --hypothesis-seed=$(SEED)
 
 .PHONY: debian
 debian:
