@@ -38,8 +38,16 @@ def started(folder: Path, script: str, *before: str) -> "subprocess.Popen[bytes]
     path.write_text(json.dumps(config))
     verb = ["connector", "check", "--config", str(path), "--only", "first-acknowledge"]
     return subprocess.Popen(
-        [*before, sys.executable, "-m", "penstock.cli.main", *verb], stderr=subprocess.DEVNULL
+        [*before, sys.executable, "-m", "penstock.cli.main", *verb],
+        stderr=subprocess.DEVNULL,
+        preexec_fn=default_signals,
     )
+
+
+def default_signals() -> None:
+    """Undo signals that the test run ignores, as under nohup or in the background."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize(
