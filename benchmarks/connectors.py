@@ -36,7 +36,7 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.specs import MaterializationSpec
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.testing.specs import bound, collection, materialization, projection
 
 ROWS: Final = 1_000_000

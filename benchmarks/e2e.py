@@ -30,7 +30,7 @@ from typing import Any, Final
 import psycopg
 from measure import Figure, Measured, in_turn, main, medians
 
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 
 RATE: Final = 1_000
 """Rows per second of the figure with an aim."""

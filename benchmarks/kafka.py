@@ -40,8 +40,8 @@ import penstock.ingest
 import penstock.spark as ps
 from penstock import persist
 from penstock.engine.jars import kafka_jars
-from penstock.engine.kept.spark import KeptSession
-from penstock.testing.kafka import KafkaBroker
+from penstock.engine.shared_session.spark import SharedSession
+from penstock.servers.kafka import KafkaBroker
 
 RECORDS: Final = 10_000_000
 PARTITIONS: Final = 4
@@ -79,7 +79,7 @@ class Bench:
     quick: bool
     records: int
     broker: KafkaBroker
-    session: KeptSession
+    session: SharedSession
     used: Iterator[int] = field(default_factory=count)
 
     @property
@@ -427,7 +427,7 @@ FIGURES: Final = {
 @contextmanager
 def prepared(folder: Path, quick: bool, *, records: int) -> Iterator[Bench]:
     """Yield a bench with a broker, its backlog and a session."""
-    session = KeptSession(jars=kafka_jars)
+    session = SharedSession(jars=kafka_jars)
     with KafkaBroker() as broker:
         _fill(broker, records)
         try:

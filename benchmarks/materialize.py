@@ -40,11 +40,11 @@ import penstock.persist as persist
 import penstock.spark as ps
 from penstock.clock import SYSTEM_CLOCK
 from penstock.data import DIFF, TIME
-from penstock.engine.reach.spark import reach
-from penstock.materialize.driver import Materializing
-from penstock.materialize.spark import SparkShards
+from penstock.engine.storage_access.spark import find_native_root
+from penstock.materialize.loop import MaterializationLoop
+from penstock.materialize.spark import SparkRunner
 from penstock.pipeline.file import MaterializationSection
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 
 BATCHES: Final = 8
 """Batches of a collection, each with keys of the complete range."""
@@ -131,9 +131,9 @@ class Ours:
 
     def __init__(self, spark: Any, lake: Lake, connector: str, **endpoint: str) -> None:
         self._lake = lake
-        self._jobs = SparkShards(spark, lambda url: reach(spark, url))
+        self._jobs = SparkRunner(spark, lambda url: find_native_root(spark, url))
         self._file = {"connector": connector, "endpoint": endpoint}
-        self._running: Materializing
+        self._running: MaterializationLoop
 
     @contextmanager
     def running(self, name: str, *, backfill: int = 0) -> Iterator["Ours"]:
@@ -146,7 +146,7 @@ class Ours:
         }
         with ExitStack() as stack:
             url = f"{self._lake.url}/{name}"
-            self._running = Materializing(
+            self._running = MaterializationLoop(
                 name,
                 MaterializationSection.model_validate({**self._file, "bindings": [binding]}),
                 stack.enter_context(persist.open(url, writer="bench")),
@@ -154,7 +154,7 @@ class Ours:
                 jobs=self._jobs,
                 tick_ms=1_000,
                 clock=SYSTEM_CLOCK,
-                chance=random.Random(7),
+                rng=random.Random(7),
             )
             self._running._start(stack, wait=False)
             self._running._hold()
@@ -164,16 +164,16 @@ class Ours:
     def transact(self) -> float:
         """Return the seconds of the transaction up to the upper of the collection."""
         upper = self._lake.collection.upper
-        while self._running._lake.state("rows").upper != upper:
+        while self._running._inputs.state("rows").upper != upper:
             threading.Event().wait(0.005)
         begun = time.perf_counter()
-        self._running._transact(upper, goes_on=False)
+        self._running._transact(upper, continues=False)
         return time.perf_counter() - begun
 
     @property
     def last(self) -> Mapping[str, Any]:
         """Phases of the last transaction."""
-        return dict(self._running.status()["last_transaction"])
+        return dict(self._running.status().last_transaction)
 
     def lose_session(self) -> None:
         """Make the next transaction open a new stream."""

@@ -53,7 +53,7 @@ from postgres_sides import (
 )
 from postgres_streams import measure_streams, write_changes
 
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 
 DIFFERENT: Final = 3
 """Exit status if the rows of a side differ from the server."""

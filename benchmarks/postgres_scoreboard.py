@@ -35,8 +35,8 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.engine.java import find_java
 from penstock.persist.errors import CollectionErrored
 from penstock.persist.lake import find_collection
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.types import to_text
-from penstock.testing.postgres import Database, PostgresServer
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))

@@ -29,10 +29,11 @@ from penstock.engine.java import find_java
 from penstock.ingest.loop import IngestLoop
 from penstock.ingest.snapshot_loader import IngestJobs
 from penstock.persist.lake import find_collection
+from penstock.progress import SINGLE_PARTITION
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.source import PostgresSource
 from penstock.sources.postgres.types import to_text
-from penstock.testing.postgres import Database, PostgresServer
 
 __all__ = [
     "DEBEZIUM_PYTHON",
@@ -67,28 +68,25 @@ class Different(Exception):
     """The rows of a side differ from the server."""
 
 
-class TimedSource:
+class TimedSource(PostgresSource):
     """A source that records when it was opened and when its changes became durable."""
 
-    def __init__(self, source: PostgresSource) -> None:
-        self._source = source
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
         self.open_called_s = self.opened_s = self.durable_s = 0.0
         self.durable: list[tuple[int, float]] = []
         """Durable positions, each with its time."""
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._source, name)
-
-    def open(self, *args: Any) -> None:
+    def open(self, *arguments: Any) -> None:
         self.open_called_s = time.perf_counter()
-        self._source.open(*args)
+        super().open(*arguments)
         self.opened_s = time.perf_counter()
 
     def committed(self, frontier: Any) -> None:
         self.durable_s = time.perf_counter()
-        if frontier:
-            self.durable.append((max(frontier.values()), self.durable_s))
-        self._source.committed(frontier)
+        if frontier is not None:
+            self.durable.append((frontier[SINGLE_PARTITION], self.durable_s))
+        super().committed(frontier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,14 +135,12 @@ class Ours:
         config = PostgresConfig.parse(section)
         with persist.open(self.location, writer=SOURCE) as client:
             source = TimedSource(
-                PostgresSource(
-                    SOURCE,
-                    config,
-                    location=self.location,
-                    clock=SYSTEM_CLOCK,
-                    chance=random.Random(),
-                    tasks=tasks,
-                )
+                SOURCE,
+                config,
+                location=self.location,
+                clock=SYSTEM_CLOCK,
+                rng=random.Random(),
+                tasks=tasks,
             )
             ingest = IngestLoop(
                 SOURCE,
@@ -153,7 +149,6 @@ class Ours:
                 tick_ms=self.tick_ms,
                 retain_ms=RETAIN_MS,
                 clock=SYSTEM_CLOCK,
-                rng=random.Random(),
                 jobs=jobs,
                 # Use Spark for every size, also with --quick.
                 spark_bytes=0,

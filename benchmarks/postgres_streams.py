@@ -19,7 +19,7 @@ from postgres_sides import (
     contents_differ,
 )
 
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 
 __all__ = ["SIDES", "measure_streams", "write_changes"]
 

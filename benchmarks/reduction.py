@@ -23,8 +23,8 @@ from pyspark.sql import DataFrame  # noqa: TID251
 import penstock.spark as ps
 from penstock.data import DIFF
 from penstock.data.packed import pack
-from penstock.materialize.feeds import whole_keys
-from penstock.materialize.rows import documents, field_columns
+from penstock.materialize.interval_reader import split_at_keys
+from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.reduce import Reducer, combine_rows
 from penstock.reduce.native import native_plan
 from penstock.reduce.spark import aggregate_rows
@@ -111,7 +111,7 @@ def _reduce_in_workers(frame: DataFrame) -> DataFrame:
 
     def fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         tables = (pa.Table.from_batches([batch]).cast(COLUMNS) for batch in batches)
-        for rows in whole_keys(tables, KEY):
+        for rows in split_at_keys(tables, KEY):
             for batch in combine_rows(reducer, _keyed(rows)):
                 yield from pa.Table.from_batches([batch]).cast(_BINARY).to_batches()
 
@@ -124,8 +124,8 @@ _BINARY: Final = pa.schema([("key", pa.binary()), ("document", pa.binary())])
 
 
 def _keyed(rows: pa.Table) -> pa.Table:
-    keys = pack(field_columns(rows, KEY))
-    return pa.table([keys, documents(rows)], schema=_BINARY)
+    keys = pack(encode_fields(rows, KEY))
+    return pa.table([keys, encode_documents(rows)], schema=_BINARY)
 
 
 def _check_same(native: DataFrame, python: DataFrame) -> None:

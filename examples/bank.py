@@ -14,7 +14,7 @@ from pathlib import Path
 import penstock.persist as persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.lake import find_collection
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 
 ACCOUNTS = 2_000
 OPENING_BALANCE = 1_000

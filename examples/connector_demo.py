@@ -102,10 +102,10 @@ def show(folder: Path) -> None:
         }
     )
     checks = [
-        "spec-has-schemas",
-        "load-returns-what-was-stored",
+        "spec-returns-json-schemas",
+        "load-returns-stored-document",
         "zombie-cannot-commit",
-        "fence-join",
+        "joined-shard-resumes-from-last-checkpoint",
     ]
     report = conformance.run(config, only=checks)
     print(report.as_table())

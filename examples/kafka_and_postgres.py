@@ -20,8 +20,8 @@ from bank import pause, start_penstock
 from confluent_kafka import Producer
 
 import penstock.spark as ps
-from penstock.testing.kafka import KafkaBroker
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.kafka import KafkaBroker
+from penstock.servers.postgres import PostgresServer
 
 FILE = """\
 location: file:{folder}/lake

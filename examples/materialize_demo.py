@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bank import ACCOUNTS, OPENING_BALANCE, Traffic, open_bank, pause, read_latest, start_penstock
 
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 
 FILE = """\
 location: file:{folder}/lake

@@ -18,7 +18,7 @@ import penstock.persist as persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import UsageError
 from penstock.persist.lake import find_collection
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 
 FILE = """\
 location: file:{folder}/lake

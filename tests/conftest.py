@@ -6,4 +6,5 @@ pytest_plugins = [
     "tests.fix_scripts",
     "tests.fix_spark",
     "tests.fix_strace",
+    "tests.fix_timing",
 ]

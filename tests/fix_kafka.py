@@ -10,28 +10,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.services import report_missing
+
 # Imported lazily: every run loads this file, few need Kafka.
 if TYPE_CHECKING:
-    from penstock.testing.kafka import KafkaBroker
-    from penstock.testing.registry import SchemaRegistry
+    from penstock.servers.kafka import KafkaBroker
+    from penstock.servers.registry import SchemaRegistry
 
 _numbers = itertools.count()
 
 
 def make_broker(**options: object) -> "KafkaBroker":
-    """Return a broker that is not started yet; skip the test if its jars are not available.
+    """Return a broker that is not started yet.
 
-    The jars of the broker and of Spark's reader are downloaded if necessary.
+    The jars of the broker and of Spark's reader are downloaded if necessary. Without them the
+    test is skipped, or fails in CI.
     """
     from penstock.engine.jars import kafka_jars
     from penstock.errors import UsageError
-    from penstock.testing.kafka import KafkaBroker
+    from penstock.servers.kafka import KafkaBroker
 
     try:
         kafka_jars()
         return KafkaBroker(**options)  # type: ignore[arg-type]
     except UsageError as missing:
-        pytest.skip(f"{missing}: {missing.detail} {missing.hint}")
+        report_missing(f"{missing}: {missing.detail} {missing.hint}")
 
 
 @pytest.fixture(scope="session")
@@ -45,12 +48,12 @@ def kafka() -> "Iterator[KafkaBroker]":
 def schema_registry() -> "Iterator[SchemaRegistry]":
     """Yield a running registry; its archive is downloaded if necessary."""
     from penstock.errors import UsageError
-    from penstock.testing.registry import SchemaRegistry
+    from penstock.servers.registry import SchemaRegistry
 
     try:
         registry = SchemaRegistry()
     except UsageError as missing:
-        pytest.skip(f"{missing}: {missing.detail} {missing.hint}")
+        report_missing(f"{missing}: {missing.detail} {missing.hint}")
     with registry:
         yield registry
 

@@ -1,4 +1,4 @@
-"""Mutation testing of the modules in which a defect loses or duplicates data.
+"""Mutation testing of the modules where a defect loses or duplicates data.
 
     python -m tests.mutants [--module NAME] [--sample N] [--minutes N] [--seed N] [--jobs N]
 
@@ -79,7 +79,7 @@ class Module:
     """A pytest `-k` expression that leaves out tests too slow to run on each mutant."""
 
     postgres: bool = False
-    """Whether tests use the shared Postgres server."""
+    """Use of the shared Postgres server by the tests."""
 
 
 MODULES: Final = {
@@ -92,16 +92,22 @@ MODULES: Final = {
             *("tests/persist/test_write.py", "tests/persist/test_vectors.py"),
         ),
     ),
-    "recovery": Module(
-        ("materialize/recovery.py",),
-        ("tests/materialize/test_recovery.py",),
+    "recovery-log": Module(
+        ("materialize/recovery_log.py",),
+        ("tests/materialize/test_recovery_log.py",),
     ),
-    "driver": Module(
-        ("materialize/driver.py",),
+    "materialization-loop": Module(
+        ("materialize/loop.py", "materialize/planner.py", "materialize/progress.py"),
         (
-            *("tests/materialize/test_lives.py", "tests/materialize/test_in_error.py"),
-            *("tests/materialize/test_replaced.py", "tests/materialize/test_patience.py"),
-            *("tests/materialize/test_rereads.py", "tests/materialize/test_layouts.py"),
+            *(
+                "tests/materialize/test_lifecycle.py",
+                "tests/materialize/test_errored_collections.py",
+            ),
+            *(
+                "tests/materialize/test_replacement.py",
+                "tests/materialize/test_connector_deadlines.py",
+            ),
+            *("tests/materialize/test_readable_history.py", "tests/materialize/test_layout.py"),
         ),
         deselect="not shared_out_anew and not crash_at_any_step and not test_once_with",
     ),
@@ -136,12 +142,12 @@ MODULES: Final = {
         ),
         (
             *("tests/ingest/test_loop.py", "tests/ingest/test_tick.py"),
-            *("tests/ingest/test_loading.py", "tests/ingest/test_relations.py"),
+            *("tests/ingest/test_snapshot_loader.py", "tests/ingest/test_relations.py"),
             *("tests/ingest/test_scan_task.py", "tests/ingest/test_tasks.py"),
         ),
     ),
     "drift-actions": Module(
-        ("sources/postgres/cures.py",), ("tests/sources/postgres/test_cures.py",)
+        ("sources/postgres/drift_actions.py",), ("tests/sources/postgres/test_drift_actions.py",)
     ),
     "drift": Module(
         ("sources/postgres/drift.py",),
@@ -150,10 +156,14 @@ MODULES: Final = {
         postgres=True,
     ),
     "table-life": Module(
-        ("sources/postgres/followed.py",),
         (
-            *("tests/ingest/test_resync.py", "tests/ingest/test_untracked.py"),
+            *("sources/postgres/table_state.py", "sources/postgres/table_set.py"),
+            *("sources/postgres/drift_repair.py", "sources/postgres/resync.py"),
+        ),
+        (
+            *("tests/ingest/test_resync.py", "tests/ingest/test_untracked_tables.py"),
             *("tests/ingest/test_meanwhile.py", "tests/sources/postgres/test_table_set.py"),
+            *("tests/sources/postgres/test_table_state.py", "tests/sources/postgres/test_state.py"),
         ),
         # They run the command line without mutations, in another process.
         deselect="not only_rows_that_differ and not once_ends_though",
@@ -200,7 +210,7 @@ class Score:
 
 
 def write_mutants(module: Module, folder: Path) -> list[Mutant]:
-    """Copy all sources to a folder, and change those of one module. Return its mutants."""
+    """Copy all sources to a folder, and change the sources of one module. Return its mutants."""
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(ROOT / "src", folder / "src", ignore=shutil.ignore_patterns("__pycache__"))
     mutants: list[Mutant] = []

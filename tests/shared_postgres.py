@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 
 QUICK: Final = {"fsync": "off", "max_replication_slots": 40, "max_wal_senders": 40}
 

@@ -114,14 +114,14 @@ def test_protocol_page_has_a_section_for_every_request(kind: Kind):
 
 
 def test_protocol_page_statuses_map_to_raised_errors():
-    from penstock.materialize.client import _REFUSED, _UNREACHABLE
+    from penstock.materialize.connector_client import _REFUSED, _UNREACHABLE
 
     for names, _, error in rows(section(PROTOCOL, "Statuses")):
         for name in re.findall(r"`(\w+)`", names):
             expected = {
                 name in [status.name for status in _REFUSED]: "ConnectorRefused",
                 name in [status.name for status in _UNREACHABLE]: "ConnectorUnreachable",
-            }.get(True, "ConnectorError")
+            }.get(True, "ConnectorFailed")
             assert error.partition(";")[0] == f"`{expected}`", name
 
 

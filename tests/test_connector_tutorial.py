@@ -25,7 +25,7 @@ SLOW = {
     name
     for name, check in CHECKS.items()
     if Need.COMMAND in check.needs
-    and name not in ("restart-after-started-commit", "zombie-stages-in-vain")
+    and name not in ("restart-after-started-commit-resumes", "zombie-staged-work-is-never-applied")
 }
 """Checks that start processes; `penstock connector check` runs all."""
 
@@ -85,12 +85,15 @@ WRITE_THROUGH = """\
 """
 
 BREAKS = {
-    "staged-work-applied-on-first-acknowledge": (
+    "staged-work-is-applied-before-first-acknowledged": (
         APPLY,
         f"            if self._changes:\n    {APPLY}",
     ),
-    "zombie-stages-in-vain": (STAGED, f"{STAGED}        apply_once(self._endpoint.folder, name)\n"),
-    "cancelled-stream-is-rolled-back": (STORE, f"{STORE}{WRITE_THROUGH}"),
+    "zombie-staged-work-is-never-applied": (
+        STAGED,
+        f"{STAGED}        apply_once(self._endpoint.folder, name)\n",
+    ),
+    "cancelled-store-is-rolled-back": (STORE, f"{STORE}{WRITE_THROUGH}"),
 }
 """Breakages of the page, by the check that reports them."""
 

@@ -1,14 +1,17 @@
 """Consistency of pages, change fragments, failpoints and requirements."""
 
 import ast
+import operator
 import re
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
+from importlib import import_module
+from itertools import chain
 from pathlib import Path
 
 import pytest
-
-from penstock.failpoints import Failpoint
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -87,27 +90,27 @@ def test_glossary_terms_are_unique_and_sorted():
     assert terms == sorted(set(terms), key=str.casefold)
 
 
-def test_glossary_has_every_failpoint_prefix():
-    prefixes = {point.value.partition(".")[0] for point in Failpoint}
-    assert prefixes - set(glossary()) == set()
+def test_way_of_a_row_names_functions_that_exist():
+    page = (ROOT / "docs/explanation/a-row.md").read_text()
+    steps = re.findall(r"`([\w/]+)\.py:([\w.]+)`", page)
+    assert len(steps) > 20
+    for module, function in steps:
+        operator.attrgetter(function)(import_module(f"penstock.{module.replace('/', '.')}"))
 
 
-def test_every_failpoint_is_used_by_a_test():
-    tests = [path.read_text() for path in (ROOT / "tests").glob("**/*.py")]
-    if any(re.search(r"parametrize\(.*\bFailpoint\b(?!\.)", test) for test in tests):
-        return  # One test is parametrized with all of them.
-    unused = [
-        point
-        for point in Failpoint
-        if not any(f"Failpoint.{point.name}" in test or point.value in test for test in tests)
-    ]
-    assert unused == []
+def test_generated_tables_of_pages_agree_with_the_code():
+    script = (sys.executable, "scripts/generate_reference.py", "--check")
+    run = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
 
 
-def test_requirements_equal_declared_dependencies():
-    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
-    required = (ROOT / "requirements.in").read_text().splitlines()
-    assert [line for line in required if not line.startswith("#")] == declared
+def test_requirements_pin_every_declared_dependency():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    declared = {re.match(r"[\w-]+", requirement)[0] for requirement in requirements} - {"penstock"}
+    for file in ("requirements.txt", "requirements-dev.txt"):
+        pinned = set(re.findall(r"^([\w-]+)(?:\[.*\])?==", (ROOT / file).read_text(), re.MULTILINE))
+        assert declared - pinned == set()
 
 
 def links(page: Path) -> list[str]:

@@ -27,43 +27,118 @@ class Failpoint(StrEnum):
     """All failpoints. At least one test fires each of them."""
 
     LOG_CREATE_BEGIN = "log.create.begin"
+    """Before a log entry is created."""
+
     LOG_CREATE_DONE = "log.create.done"
+    """After a log entry was created, before its writer knows."""
+
     BLOB_PUT_BEGIN = "blob.put.begin"
+    """Before the object of a batch is written."""
+
     BLOB_PUT_DONE = "blob.put.done"
+    """After the object of a batch was written."""
+
     ROLLUP_BEGIN = "rollup.begin"
+    """Before a rollup is written."""
+
     ROLLUP_DONE = "rollup.done"
+    """After a rollup was written."""
+
     FLOOR_BEGIN = "floor.begin"
+    """Before the floor of the log is raised."""
+
     FLOOR_DONE = "floor.done"
+    """After the floor of the log was raised, before entries below it are deleted."""
+
     TRUNCATE_DONE = "truncate.done"
+    """After entries below the floor were deleted."""
+
     MERGE_BUILT = "merge.built"
+    """After the result of a merge was written, before it is linked."""
+
     MERGE_DONE = "merge.done"
+    """After the result of a merge was linked."""
+
     COLLECT_BEGIN = "collect.begin"
+    """Before unlinked files are deleted."""
+
     COLLECT_DONE = "collect.done"
+    """After unlinked files were deleted."""
+
     SINCE_INTENDED = "since.intended"
+    """After the intent to advance since was recorded, before holds are counted again."""
+
     SINCE_SETTLED = "since.settled"
+    """After since was advanced."""
+
     HOLD_PLACED = "hold.placed"
+    """After a hold was placed, before it is checked."""
+
     HOLD_COUNTED = "hold.counted"
+    """After a hold was checked to be effective."""
+
     EPOCH_TAKEN = "epoch.taken"
+    """After a writer took its epoch."""
+
     RELEASE_DONE = "release.done"
+    """After a writer released its lock."""
+
     SLOT_INTENDED = "slot.intended"
+    """After the name of a replication slot was recorded, before it is created."""
+
     SLOT_CREATED = "slot.created"
+    """After a replication slot was created."""
+
     COPY_DONE = "copy.done"
+    """After the files of an initial snapshot were written, before they are linked."""
+
     REPLACEMENT_CREATED = "replacement.created"
+    """After the new collection of a replaced table was created."""
+
     REPLACEMENT_READ = "replacement.read"
+    """After the new collection of a replaced table was read from the source."""
+
     TICK_BEGIN = "tick.begin"
+    """Before the entry of a tick is committed."""
+
     TICK_DONE = "tick.done"
+    """After the entry of a tick was committed, before the source knows."""
+
     CONFIRM_DONE = "confirm.done"
+    """After a position was confirmed to the source's server."""
+
     APPLY_DONE = "apply.done"
+    """After a connector applied a spec, before the recovery log records it."""
+
     PLAN_DONE = "plan.done"
+    """After a transaction was planned in the recovery log, before its first Store."""
+
     STORE_DONE = "store.done"
+    """After the connector answered StartedCommit, before the recovery log has the commit."""
+
     RESOURCE_DROPPED = "resource.dropped"
+    """After a connector dropped a table that it creates again."""
+
     RECOVERY_DONE = "recovery.done"
+    """After a transaction was committed in the recovery log, before Acknowledge."""
+
     ACKNOWLEDGE_DONE = "acknowledge.done"
+    """After a transaction was acknowledged by the connector."""
+
     SLOT_DROPPED = "slot.dropped"
+    """After the slot of a dropped source was dropped."""
+
     TARGET_DELETED = "target.deleted"
+    """After the resources of a dropped materialization were deleted."""
+
     HOLD_DROPPED = "hold.dropped"
+    """After the holds of a dropped materialization were dropped."""
+
     DROP_DONE = "drop.done"
+    """After a task was dropped, before the catalog forgets it."""
+
     NAMES_TAKEN = "names.taken"
+    """After the names of new objects were taken in the catalog."""
 
 
 class Action(StrEnum):

@@ -23,9 +23,9 @@ from penstock import persist
 from penstock.catalog.namespace import take_name_in_lake
 from penstock.data.spark_types import to_spark
 from penstock.datasource.spark import register
-from penstock.engine.plans.spark import explain_failures, when_unused
-from penstock.engine.reach.spark import reach
+from penstock.engine.dataframe_lifetime.spark import call_when_unused, explain_failures
 from penstock.engine.spark import connect, session
+from penstock.engine.storage_access.spark import find_native_root
 from penstock.errors import Corruption, InternalError, UsageError
 from penstock.ingest.progress_views import find_progress_view
 from penstock.persist import Appended, Client, Settings
@@ -91,34 +91,34 @@ def read_all(
     """
     if not collections:
         raise UsageError("read_all was given no collection", hint="Name at least one.")
-    found = _find_all(location, collections, as_of)
-    at = _common_time(found, as_of)
+    members = _find_all(location, collections, as_of)
+    at = _common_time(members, as_of)
     while True:
         try:
-            return _read_all(spark, location, found, at, hold)
+            return _read_all(spark, location, members, at, hold)
         except SinceError:
             # Since advanced before the hold was taken; "earliest" then means a later time.
-            before, found = at, _find_all(location, collections, as_of)
-            at = _common_time(found, as_of)
+            before, members = at, _find_all(location, collections, as_of)
+            at = _common_time(members, as_of)
             if at == before:
                 raise
 
 
 def _read_all(
-    spark: SparkSession, location: str, found: Sequence["_Found"], at: int, hold: bool
+    spark: SparkSession, location: str, members: Sequence["_NamedCollection"], at: int, hold: bool
 ) -> dict[str, DataFrame]:
     frames: dict[str, DataFrame] = {}
-    for each in found:
-        if each.bindings is not None:
-            frames[each.bindings] = _bindings(spark, location, each.bindings, hold, as_of=at)
+    for member in members:
+        if member.bindings is not None:
+            frames[member.bindings] = _bindings(spark, location, member.bindings, hold, as_of=at)
             continue
-        read_from = each.as_of(at)
+        read_from = member.as_of(at)
         with _reading(read_from, at, hold=hold) as begun:
             state = begun.reading.claim.state.collections[read_from.collection.id]
-            scanner = _scanner(spark, each.url, begun.reading)
+            scanner = _scanner(spark, member.url, begun.reading)
             frame = scanner.contents(scan_snapshot(state, at))
             begun.until_unused(scanner.scans)
-        frames[each.collection.name] = frame
+        frames[member.collection.name] = frame
     return frames
 
 
@@ -141,28 +141,32 @@ def changes(
         NotYetComplete: `upper` is past the upper of the collection.
         CollectionErrored: the collection is in error at a time of the interval.
     """
-    found = _find(location, collection)
-    interval = _interval(lower, upper, found.collection)
+    member = _find(location, collection)
+    interval = _interval(lower, upper, member.collection)
     while True:
         try:
-            return _changes(spark, location, found, interval, hold)
+            return _changes(spark, location, member, interval, hold)
         except SinceError:
-            before, found = interval, _find(location, collection)
-            interval = _interval(lower, upper, found.collection)
+            before, member = interval, _find(location, collection)
+            interval = _interval(lower, upper, member.collection)
             if interval[0] == before[0]:
                 raise
 
 
 def _changes(
-    spark: SparkSession, location: str, found: "_Found", interval: tuple[int, int], hold: bool
+    spark: SparkSession,
+    location: str,
+    member: "_NamedCollection",
+    interval: tuple[int, int],
+    hold: bool,
 ) -> DataFrame:
     first, beyond = interval
-    if found.bindings is not None:
-        return _bindings(spark, location, found.bindings, hold, interval=interval)
-    found = found.as_of(first)
-    with _reading(found, max(first - 1, 0), hold=hold) as begun:
-        state = begun.reading.claim.state.collections[found.collection.id]
-        scanner = _scanner(spark, found.url, begun.reading)
+    if member.bindings is not None:
+        return _bindings(spark, location, member.bindings, hold, interval=interval)
+    member = member.as_of(first)
+    with _reading(member, max(first - 1, 0), hold=hold) as begun:
+        state = begun.reading.claim.state.collections[member.collection.id]
+        scanner = _scanner(spark, member.url, begun.reading)
         frame = scanner.changes(scan_changes(state, first, beyond))
         begun.until_unused(scanner.scans)
     return frame
@@ -188,7 +192,7 @@ def append(
     """
     url = own_location(location, collection, settings=SETTINGS)
     with open_for_job(url, patience_ms=patience_ms, settings=SETTINGS) as client:
-        reach(frame.sparkSession, url)
+        find_native_root(frame.sparkSession, url)
         check_own(client, collection)
         target = own_collection(
             client,
@@ -215,13 +219,13 @@ def compactor(spark: SparkSession, client: Client) -> BigMerges:
     Raises:
         UsageError: Spark's tasks cannot reach the location.
     """
-    reach(spark, client.url)
+    find_native_root(spark, client.url)
     part_bytes = client.reader.settings.part_bytes
     return SparkMerges(spark, client.url, part_bytes=part_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _NamedCollection:
     url: str
     collection: CollectionState
     bindings: str | None = None
@@ -233,20 +237,20 @@ class _Found:
     older: tuple[CollectionState, ...] = ()
     """Earlier collections of the same name, oldest first."""
 
-    def as_of(self, time: int) -> "_Found":
+    def as_of(self, time: int) -> "_NamedCollection":
         """Return the collection that the name refers to as of a time."""
-        older = next((each for each in self.older if time < each.upper), None)
-        return self if older is None else _Found(self.url, older)
+        older = next((collection for collection in self.older if time < collection.upper), None)
+        return self if older is None else _NamedCollection(self.url, older)
 
 
 class _reading:  # noqa: N801 - used as a function.
     """Hold of a read that ends with the block, unless scans have taken it over."""
 
-    def __init__(self, found: _Found, since: int, *, hold: bool) -> None:
+    def __init__(self, member: _NamedCollection, since: int, *, hold: bool) -> None:
         self._stack = ExitStack()
-        self._url, self._hold = found.url, hold
+        self._url, self._hold = member.url, hold
         self.reading: ScanHold = READINGS.begin(
-            found.url, found.collection.id, found.collection.name, since, hold=hold
+            member.url, member.collection.id, member.collection.name, since, hold=hold
         )
         self._stack.callback(self.reading.release)
 
@@ -261,28 +265,30 @@ class _reading:  # noqa: N801 - used as a function.
                 raise away from error
 
     def until_unused(self, scans: Sequence[DataFrame]) -> None:
-        when_unused(scans, self._stack.pop_all().close)
+        call_when_unused(scans, self._stack.pop_all().close)
 
 
 def _find_all(
     location: str, collections: Sequence[str], as_of: int | str | datetime | None
-) -> list["_Found"]:
+) -> list["_NamedCollection"]:
     earliest = as_of == "earliest"
     return [_find(location, name, earliest=earliest) for name in dict.fromkeys(collections)]
 
 
-def _find(location: str, name: str, *, earliest: bool = False) -> _Found:
+def _find(location: str, name: str, *, earliest: bool = False) -> _NamedCollection:
     bindings = find_progress_view(location, name, hold=False, settings=SETTINGS)
     if bindings is not None:
         with closing(bindings[0]):
             state = bindings[1].remap.state
             time = bindings[1].time_of("earliest") if earliest else state.since
-            return _Found(bindings[0].url, state, name, time)
+            return _NamedCollection(bindings[0].url, state, name, time)
     client, _ = find_collection(location, name, hold=False, settings=SETTINGS)
     with closing(client):
         generations = client.state.generations(name)
         *older, current = generations
-        return _Found(client.url, current, earliest=generations[0].since, older=tuple(older))
+        return _NamedCollection(
+            client.url, current, earliest=generations[0].since, older=tuple(older)
+        )
 
 
 def _bindings(
@@ -295,10 +301,13 @@ def _bindings(
     interval: tuple[int, int] | None = None,
 ) -> DataFrame:
     """Return a progress or remap relation, which is small enough to be read by the driver."""
-    found = find_progress_view(location, name, hold=hold, settings=SETTINGS)
-    if found is None:
-        raise UsageError(f'"{name}" is gone from location "{location}"', hint="Read again.")
-    client, bindings = found
+    view = find_progress_view(location, name, hold=hold, settings=SETTINGS)
+    if view is None:
+        raise UsageError(
+            f'collection "{name}" of location "{location}" does not exist any more',
+            hint="Read again.",
+        )
+    client, bindings = view
     with closing(client):
         rows = bindings.as_of(as_of) if interval is None else bindings.changes(*interval)
     return spark.createDataFrame(to_spark(rows))
@@ -322,15 +331,15 @@ def _time(word: int | str | datetime, collection: CollectionState) -> int:
     return time_of(word, collection) if isinstance(word, str) else check_as_of(word)
 
 
-def _common_time(found: Sequence[_Found], as_of: int | str | datetime | None) -> int:
+def _common_time(members: Sequence[_NamedCollection], as_of: int | str | datetime | None) -> int:
     if as_of is None or as_of == "latest":
-        latest = min(found, key=lambda each: each.collection.upper).collection
+        latest = min(members, key=lambda member: member.collection.upper).collection
         if latest.upper == 0:
             raise NotYetComplete(latest.name, as_of=0, upper=0)
         return latest.upper - 1
     if as_of == "earliest":
-        return max(each.earliest for each in found)
-    return _time(as_of, found[0].collection)
+        return max(member.earliest for member in members)
+    return _time(as_of, members[0].collection)
 
 
 def _explain(path: str, reason: str) -> Exception | None:
@@ -384,7 +393,7 @@ def _scanner(spark: SparkSession, url: str, reading: ScanHold) -> Scanner:
         url=url,
         blob=reader.machine.blob,
         batches=reader.batches,
-        root=reach(spark, url),
+        root=find_native_root(spark, url),
         remote=connect(spark),
     )
 

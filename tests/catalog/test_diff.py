@@ -110,7 +110,7 @@ def test_plan_with_newly_listed_tables_drops_the_others():
     shop(file)["tables"] = ["a", 'public."Odd b"', "public.new"]
     assert [str(change) for change in plan([*known(before), *made], file, types=BOTH)] == [
         'alter source "shop": only the listed tables are captured',
-        'create source "shop": table public.new is added, with an initial snapshot',
+        'alter source "shop": table public.new is added, with an initial snapshot',
         'drop source "shop": table public.c is removed; its collection is dropped',
     ]
 
@@ -155,7 +155,7 @@ def shop(file):
     [
         (
             lambda file: shop(file)["tables"].append("public.c"),
-            [("create", "shop", "table public.c is added")],
+            [("alter", "shop", "table public.c is added")],
         ),
         (
             lambda file: (shop(file)["tables"].pop(), desk(file)["bindings"].pop()),
@@ -198,7 +198,7 @@ def shop(file):
             lambda file: desk(file)["bindings"].append(
                 {"collection": "shop.public.c", "resource": {"table": "c"}}
             ),
-            [("create", "desk", "resource c is added")],
+            [("alter", "desk", "resource c is added")],
         ),
         (
             lambda file: desk(file)["bindings"].pop(),

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import persist
 from penstock.catalog.inspect import inspect_lake
-from penstock.cli.status_table import shown
+from penstock.cli.status_table import render
 from penstock.persist.state_store import FAILURE, StateStore
 from penstock.web.page_state import state_of
 
@@ -29,7 +29,7 @@ def test_inspect_lists_materialization_without_state_as_materialization(tmp_path
     store_status(f"file:{tmp_path}/local", "local", phase="waiting", waits_for="shop.public.orders")
     store_status(f"file:{tmp_path}/shop", "shop", kind="postgres", phase="following")
     statuses = {
-        location["location"].rpartition("/")[2]: location
+        location.url.rpartition("/")[2]: location.to_json()
         for location in inspect_lake(f"file:{tmp_path}", SETTINGS)
     }
     assert [location["materialization"] for location in statuses["local"]["materializations"]] == [
@@ -59,9 +59,9 @@ def test_inspect_reports_task_of_killed_writer_as_stopped(tmp_path: Path) -> Non
     )
     assert process.returncode == -9
     (status,) = inspect_lake(url, SETTINGS)
-    assert status["writer"]["lives"] is False
-    assert status["writer"]["pid"] != os.getpid()
-    assert [task["phase"] for task in status["sources"]] == ["stopped"]
+    assert status.to_json()["writer"]["lives"] is False
+    assert status.to_json()["writer"]["pid"] != os.getpid()
+    assert [task.status.phase for task in status.tasks] == ["stopped"]
 
 
 def test_status_prints_names_with_markup_literally(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ def test_status_prints_names_with_markup_literally(tmp_path: Path) -> None:
     store_status(url, "shop", kind="postgres", phase="[/x]", waits_for="[red]orders")
     with persist.open(url, writer="test") as client:
         client.create_or_load("[red]orders", schema=pa.schema([("id", pa.int64())]))
-        text = shown(inspect_lake(url, SETTINGS))
+        text = render(inspect_lake(url, SETTINGS))
     assert "[red]orders" in text
     assert "[/x]" in text
 
@@ -81,9 +81,8 @@ def test_inspect_lists_source_that_never_connected_as_source(tmp_path: Path) -> 
         progress = {"name": "clicks_progress", "kind": "kafka"}
         StateStore(client, "clicks").put({"progress": progress, "status": {"phase": "opening"}})
         (status,) = inspect_lake(url, SETTINGS)
-    assert [task["source"] for task in status["sources"]] == ["clicks"]
-    assert status["materializations"] == []
-    assert "clicks" in shown([status])
+    assert [(task.kind, task.name) for task in status.tasks] == [("source", "clicks")]
+    assert "clicks" in render([status])
 
 
 @pytest.mark.parametrize("kind", ["source", "materialization"])
@@ -95,12 +94,12 @@ def test_inspect_lists_task_that_failed_before_first_status_with_its_error(
     with persist.open(url, writer="test") as client:
         StateStore(client, "shop").put({FAILURE: {**failure, "at_ms": 1}})
         (status,) = inspect_lake(url, SETTINGS)
-    [task] = status[f"{kind}s"]
+    [task] = status.to_json()[f"{kind}s"]
     assert (task["phase"], task["error"]) == (
         "stopped",
         {"message": "slot is lost", "detail": "It was dropped.", "hint": "Run."},
     )
-    assert "slot is lost. It was dropped. Run" in shown([status])
+    assert "slot is lost. It was dropped. Run" in render([status])
 
 
 @pytest.mark.parametrize(
@@ -120,11 +119,11 @@ def test_inspect_of_disconnected_or_stopped_source_reports_null_lag(
         remap = client.create_or_load("shop_remap", key=persist.TEXT, value=persist.UNIT)
         remap.seal(5).result()
         StateStore(client, "shop").put({"status": known})
-        (status,) = inspect_lake(url, SETTINGS)
-    [source] = status["sources"]
+        (location,) = inspect_lake(url, SETTINGS)
+    [source] = location.to_json()["sources"]
     assert source["lag_records"] == lag
     assert (source["lag_ms"] is None) == (lag is None)
-    assert ("unknown" in shown([status])) == (lag is None)
+    assert ("unknown" in render([location])) == (lag is None)
 
 
 def test_inspect_of_stopped_materialization_reports_null_lag(tmp_path: Path) -> None:
@@ -134,10 +133,10 @@ def test_inspect_of_stopped_materialization_reports_null_lag(tmp_path: Path) -> 
         StateStore(client, "local").put({"status": status})
         (running,) = inspect_lake(url, SETTINGS)
     (stopped,) = inspect_lake(url, SETTINGS)
-    lags = [status["materializations"][0]["lag_ms"] for status in (running, stopped)]
+    lags = [location.tasks[0].status.lag_ms for location in (running, stopped)]
     assert lags == [0, None]
-    assert "unknown" not in shown([running])
-    assert "unknown" in shown([stopped])
+    assert "unknown" not in render([running])
+    assert "unknown" in render([stopped])
 
 
 def test_status_reports_errors_of_tables_without_collection(tmp_path: Path) -> None:
@@ -151,7 +150,7 @@ def test_status_reports_errors_of_tables_without_collection(tmp_path: Path) -> N
     }
     sound = {"name": "public.a", "collection": "shop.public.a", "error": None}
     store_status(url, "shop", kind="postgres", phase="following", tables=[sound, untracked])
-    text = shown(inspect_lake(url, SETTINGS))
+    text = render(inspect_lake(url, SETTINGS))
     assert "public.odd cannot be tracked. It has a column mz_diff. Rename the column" in text
 
 
@@ -159,8 +158,8 @@ def test_status_reports_start_time_of_counts(tmp_path: Path) -> None:
     url = f"file:{tmp_path}/shop"
     store_status(url, "shop", kind="postgres", phase="following", rows=12, counted_since_ms=1)
     (status,) = inspect_lake(url, SETTINGS)
-    assert status["sources"][0]["counted_since_ms"] == 1
-    text = shown([status])
+    assert status.tasks[0].status.counted_since_ms == 1
+    text = render([status])
     assert "rows since start" in text
     assert "1970-01-01T00:00:00.001Z" in text
 
@@ -182,14 +181,15 @@ def test_status_and_page_report_full_disk(
     usage = (4_096, 4_096, 10_000, free_blocks, free_blocks, 10, free_files, free_files, 0, 255)
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result(usage))
     (status,) = inspect_lake(url, SETTINGS)
-    errors = state_of([status], {}, {}, 0)["errors"]
+    errors = state_of([status], {}, {}, 0).errors
     if detail is None:
-        assert (status["disk_error"], errors) == (None, [])
+        assert (status.disk_error, errors) == (None, [])
         return
-    assert status["disk_error"]["message"] == f'disk of location "{url}" is full'
-    assert detail in status["disk_error"]["detail"]
+    assert status.disk_error is not None
+    assert status.disk_error.message == f'disk of location "{url}" is full'
+    assert detail in status.disk_error.detail
     [error] = errors
     assert error["hint"] == "Make room on the disk."
-    text = shown([status])
+    text = render([status])
     assert "is full" in text
     assert "Make room on the disk." in text

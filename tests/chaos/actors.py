@@ -18,12 +18,12 @@ from unittest import mock
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
-from penstock.materialize import driver, shard
-from penstock.materialize.here import TasksHere
-from penstock.materialize.running import tasks_of
+from penstock.materialize import loop, shard
+from penstock.materialize.runner import LocalRunner
+from penstock.materialize.tasks import tasks_of
 from penstock.pipeline import Pipeline
-from penstock.pipeline.supervisor import Supervisor
 from penstock.sdk import serve
+from penstock.supervisor import Supervisor
 from tests.chaos.defects import planted
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -62,7 +62,7 @@ def serve_connector(name: str, address: str, defect: str | None, log_path: str) 
         server.wait()
 
 
-class AlternatingTasks(TasksHere):
+class AlternatingTasks(LocalRunner):
     """Runs tasks on two workers in turn; each has its own open streams."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class AlternatingTasks(TasksHere):
 
     def run(self, *given: Any) -> Any:
         self._workers.reverse()
-        with mock.patch.object(shard, "_kept", self._workers[0]):
+        with mock.patch.object(shard, "_sessions", self._workers[0]):
             return super().run(*given)
 
 
@@ -81,8 +81,8 @@ def run_materializations(
     redirect_output(log_path)
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    driver.LOOK_MS = 10  # type: ignore[misc]
-    jobs = AlternatingTasks() if moving else TasksHere()
+    loop.POLL_MS = 10  # type: ignore[misc]
+    jobs = AlternatingTasks() if moving else LocalRunner()
     # A stalled runtime is still alive when the next one takes its place.
     tasks = [
         replace(task, take_over=True)

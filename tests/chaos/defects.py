@@ -25,10 +25,10 @@ from penstock.connectors.files.table import Table
 from penstock.connectors.postgres import transactor as postgres_transactor
 from penstock.connectors.sqlite import transactor as sqlite_transactor
 from penstock.connectors.sqlite.connector import SqliteConnector
-from penstock.materialize import driver, shard, transact
-from penstock.materialize.intervals import Bound
-from penstock.materialize.recovery import Log
-from penstock.materialize.session import Session
+from penstock.materialize import loop, shard, shard_transaction
+from penstock.materialize.connector_session import ConnectorSession
+from penstock.materialize.intervals import BoundResource
+from penstock.materialize.recovery_log import RecoveryLog
 from penstock.sdk import stream as sdk_stream
 from penstock.sdk.sql import fence as fence_module
 from penstock.sdk.sql import table_changes
@@ -57,72 +57,76 @@ def planted(name: str | None) -> Iterator[None]:
 @_defect
 def unplanned() -> Any:
     """Row 20: the upper is not recorded before Store."""
-    commit = Log.commit
+    commit = RecoveryLog.commit
     return _all(
-        mock.patch.object(Log, "plan", lambda self, _upper, _frozen=(): self),
-        mock.patch.object(Log, "commit", lambda self, shards, **_: commit(self, shards)),
+        mock.patch.object(RecoveryLog, "plan", lambda self, _upper, _frozen=(): self),
+        mock.patch.object(RecoveryLog, "commit", lambda self, shards, **_: commit(self, shards)),
     )
 
 
 @_defect
 def equality_only() -> Any:
     """Row 19: the lower of a shard is the recovery log's, unless its upper is equal."""
-    opened = Session.open.__func__  # type: ignore[attr-defined]
+    opened = ConnectorSession.open.__func__  # type: ignore[attr-defined]
 
-    def open(cls: Any, connection: Any, request: Any, *, id: str, logged: Any) -> Session:
-        session: Session = opened(cls, connection, request, id=id, logged=logged)
+    def open(cls: Any, connection: Any, request: Any, *, id: str, logged: Any) -> ConnectorSession:
+        session: ConnectorSession = opened(cls, connection, request, id=id, logged=logged)
         if logged is not None:
             session.checkpoint = logged
         return session
 
-    return _all(mock.patch.object(Session, "open", classmethod(open)), unplanned())
+    return _all(mock.patch.object(ConnectorSession, "open", classmethod(open)), unplanned())
 
 
 @_defect
 def acknowledge_late() -> Any:
     """Row 26: Acknowledge is sent with the next data."""
-    acknowledge, settle, begin = Session.acknowledge, Session.settle, Session.begin
+    acknowledge, settle, begin = (
+        ConnectorSession.acknowledge,
+        ConnectorSession.settle,
+        ConnectorSession.begin,
+    )
     late: set[int] = set()
 
-    def postpone(self: Session) -> None:
+    def postpone(self: ConnectorSession) -> None:
         late.add(id(self))
 
-    def settle_unless_postponed(self: Session) -> None:
+    def settle_unless_postponed(self: ConnectorSession) -> None:
         if id(self) not in late:
             settle(self)
 
-    def before(self: Session, *given: Any) -> None:
+    def before(self: ConnectorSession, *given: Any) -> None:
         if id(self) in late:
             late.discard(id(self))
             acknowledge(self)
         begin(self, *given)
 
     return _all(
-        mock.patch.object(Session, "acknowledge", postpone),
-        mock.patch.object(Session, "settle", settle_unless_postponed),
-        mock.patch.object(Session, "begin", before),
-        mock.patch.object(Session, "idle", True),
+        mock.patch.object(ConnectorSession, "acknowledge", postpone),
+        mock.patch.object(ConnectorSession, "settle", settle_unless_postponed),
+        mock.patch.object(ConnectorSession, "begin", before),
+        mock.patch.object(ConnectorSession, "idle", True),
     )
 
 
 @_defect
 def forget_state() -> Any:
     """Connector state of StartedCommit is not in the recovery log."""
-    return mock.patch.object(shard, "_with", lambda state_json, _update: state_json)
+    return mock.patch.object(shard, "_merge_state", lambda state_json, _update: state_json)
 
 
 @_defect
 def ignore_key_range() -> Any:
     """Every shard stores every document."""
     return mock.patch.object(
-        transact, "_within", lambda keys, _range: pa.array(np.ones(len(keys), np.bool_))
+        shard_transaction, "_within", lambda keys, _range: pa.array(np.ones(len(keys), np.bool_))
     )
 
 
 @_defect
 def no_bindings() -> Any:
     """Row 23: the checkpoint has a frontier, but no bindings."""
-    interval_of = shard.interval_of
+    missing_interval = shard.missing_interval
 
     def interval_without_bindings(bound: Any, opened: Any, upper: int) -> Any:
         if opened.bindings and bound.path not in opened.bindings:
@@ -130,9 +134,9 @@ def no_bindings() -> Any:
             any_of = next(iter(opened.bindings.values()))
             held = replaced(any_of, collection=bound.collection, frontier=frontier)
             opened = replaced(opened, bindings={**opened.bindings, bound.path: held})
-        return interval_of(bound, opened, upper)
+        return missing_interval(bound, opened, upper)
 
-    return mock.patch.object(shard, "interval_of", interval_without_bindings)
+    return mock.patch.object(shard, "missing_interval", interval_without_bindings)
 
 
 @_defect
@@ -144,26 +148,26 @@ def any_session() -> Any:
 @_defect
 def hold_at_upper() -> Any:
     """C7: the hold advances before the planned interval is acknowledged."""
-    transact = driver.Materializing._transact
+    transact = loop.MaterializationLoop._transact
 
-    def release_early(self: driver.Materializing, upper: int, **more: Any) -> None:
+    def release_early(self: loop.MaterializationLoop, upper: int, **more: Any) -> None:
         names = [each.collection for each in self._section.bindings]
-        self._lake.hold(dict.fromkeys(names, upper - 1))
+        self._inputs.hold(dict.fromkeys(names, upper - 1))
         transact(self, upper, **more)
 
-    return mock.patch.object(driver.Materializing, "_transact", release_early)
+    return mock.patch.object(loop.MaterializationLoop, "_transact", release_early)
 
 
 @_defect
 def any_layout() -> Any:
     """C14: rows of another layout are never stored again."""
-    return mock.patch.object(Bound, "holds_layout", return_value=True)
+    return mock.patch.object(BoundResource, "holds_layout", return_value=True)
 
 
 @_defect
 def lost_resource_created_again() -> Any:
     """C15: Apply creates a resource that was dropped, and the checkpoint still counts."""
-    return mock.patch.object(driver, "lost_resources", return_value=())
+    return mock.patch.object(loop, "lost_resources", return_value=())
 
 
 # Connectors.

@@ -16,7 +16,7 @@ from typing import Any
 
 import psycopg
 
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.chaos.invariants import Line, State
 from tests.chaos.workload import Bound, Doc
 from tests.ingest.proxy import Proxy

@@ -18,11 +18,11 @@ from typing import Any, Final, Protocol
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
-from penstock.materialize.driver import Materializing
-from penstock.materialize.recovery import Log, recalled
+from penstock.materialize.loop import MaterializationLoop
+from penstock.materialize.recovery_log import RecoveryLog, from_entries
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Kind
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.chaos.actors import Connectors, Runtime, pause, until
 from tests.chaos.endpoints import Endpoint
 from tests.chaos.invariants import (
@@ -40,7 +40,7 @@ from tests.chaos.shim import Shim
 from tests.chaos.workload import SUMMED, Bank, Bound
 from tests.ingest.proxy import Proxy
 
-SUMS: Final = "collections" in inspect.signature(Materializing).parameters
+SUMS: Final = "collections" in inspect.signature(MaterializationLoop).parameters
 """True if rows of a collection can be reduced."""
 
 PATIENCE_MS: Final = 60_000
@@ -271,7 +271,7 @@ class ScenarioRun:
     def _committed(self) -> bool:
         """Return whether the recovery log has acknowledged all written changes."""
         known = self.log()
-        if known is None or not known.is_settled or len(known.shards) != self.shards:
+        if known is None or not known.is_acknowledged or len(known.shards) != self.shards:
             return False
         upper = self.bank.upper
         return all(
@@ -281,7 +281,7 @@ class ScenarioRun:
             for each in known.shards
         )
 
-    def log(self) -> Log | None:
+    def log(self) -> RecoveryLog | None:
         """Return the recovery log, or None if it cannot be read yet."""
         if not (self.folder / "lake" / "m").exists():
             return None
@@ -294,7 +294,7 @@ class ScenarioRun:
             values = {update.data[0]: update.data[1] for update in state.snapshot(state.upper - 1)}
         except PenstockError:
             return None  # Does not exist yet, or was compacted.
-        return recalled(values)
+        return from_entries(values)
 
     # Setup.
 

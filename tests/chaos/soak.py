@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 from tests.chaos.scenario_run import Verdict, run_scenario
 from tests.chaos.scenarios import LONG, LONG_ON_SPARK, Scenario
 from tests.chaos.spark import SparkRuntime

@@ -23,11 +23,11 @@ from typing import Any, Final, TextIO
 
 import pyspark
 
-from penstock.engine.reach.spark import reach
 from penstock.engine.spark import session
-from penstock.materialize import driver
-from penstock.materialize.running import run
-from penstock.materialize.spark import SparkShards
+from penstock.engine.storage_access.spark import find_native_root
+from penstock.materialize import loop
+from penstock.materialize.spark import SparkRunner
+from penstock.materialize.tasks import run
 from penstock.pipeline import Pipeline
 from tests.chaos.actors import until
 from tests.chaos.defects import planted
@@ -183,9 +183,9 @@ def _executors(driver_pid: int) -> list[int]:
 
 
 def main(questions: TextIO, answers: TextIO) -> None:
-    driver.LOOK_MS = 10  # type: ignore[misc]
+    loop.POLL_MS = 10  # type: ignore[misc]
     spark = session(master=MASTER, config=CONFIG)
-    jobs = SparkShards(spark, lambda url: reach(spark, url))
+    jobs = SparkRunner(spark, lambda url: find_native_root(spark, url))
 
     def say(word: str) -> None:
         answers.write(f"{word}\n")

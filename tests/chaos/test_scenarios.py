@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.chaos.scenario_run import Verdict, run_scenario
 from tests.chaos.scenarios import SHORT, Scenario
 

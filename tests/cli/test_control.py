@@ -16,7 +16,8 @@ from penstock.catalog.objects import RequestedObject, known_objects, update_cata
 from penstock.cli.main import app
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state_store import PAUSED, StateStore
-from penstock.pipeline.supervisor import Supervisor, Task
+from penstock.supervisor import Supervisor, Task
+from penstock.supervisor.status import SourceStatus
 
 SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}
 DESK = {
@@ -26,37 +27,41 @@ DESK = {
 }
 
 
-class Rests:
+class IdleLoop:
     """Loop that does nothing."""
+
+    commits = 0
+    is_resumable = True
+    step = ""
 
     def run(self, stop, *, once):
         stop.wait()
 
     def status(self):
-        return {}
+        return SourceStatus()
 
 
 @pytest.fixture
 def lake(tmp_path):
     url = f"file:{tmp_path}/lake"
-    wanted = [
+    objects = [
         RequestedObject("shop", "source", SOURCE),
         RequestedObject("desk", "materialization", DESK),
     ]
-    update_catalog(url, lambda _: wanted)
+    update_catalog(url, lambda _: objects)
     for name in ("shop", "desk"):
         with persist.open(f"{url}/{name}", writer="w") as client:
             StateStore(client, name).put({"status": {}})
     return url
 
 
-def told(*words):
+def invoke(*words):
     return CliRunner().invoke(app, [*words])
 
 
-def notes_of(url):
+def state_collections(url):
     with persist.open(url, hold=False) as client:
-        return [each for each in client.collections(hidden=True) if each.endswith("/state")]
+        return [name for name in client.collections(hidden=True) if name.endswith("/state")]
 
 
 def is_paused(lake, name):
@@ -71,7 +76,7 @@ def run(lake, name):
 
     def build(_client):
         runs.set()
-        return Rests()
+        return IdleLoop()
 
     def drop(client, _keep_target):
         client.destroy(*client.collections(hidden=True))
@@ -87,49 +92,49 @@ def run(lake, name):
         thread.join(60)
 
 
-@pytest.mark.parametrize("verb", ["pause", "resume", "drop", "resync"])
+@pytest.mark.parametrize("command", ["pause", "resume", "drop", "resync"])
 @pytest.mark.parametrize(("below", "name"), [("/shop", "shpo"), ("", "catalog"), ("", "shpo")])
 def test_control_command_with_unknown_task_name_is_rejected_and_writes_nothing(
-    lake, verb, below, name
+    lake, command, below, name
 ):
-    refused = told(verb, lake + below, name)
+    refused = invoke(command, lake + below, name)
     assert refused.exit_code != 0
     assert f'has no source or materialization "{name}"' in str(refused.exception)
-    assert notes_of(f"{lake}/shop") == ["shop/state"]
+    assert state_collections(f"{lake}/shop") == ["shop/state"]
     assert not is_paused(lake, "shop")
 
 
 @pytest.mark.parametrize("below", ["", "/desk"])
 def test_control_commands_accept_lake_url_or_storage_location_url(lake, below):
-    assert told("pause", lake + below, "desk").exit_code == 0
+    assert invoke("pause", lake + below, "desk").exit_code == 0
     assert is_paused(lake, "desk")
-    done = told("drop", lake + below, "desk", "--keep-target")
+    done = invoke("drop", lake + below, "desk", "--keep-target")
     assert done.output.startswith("desk: dropped; its target is kept")
-    assert [each.name for each in known_objects(lake)] == ["shop"]
-    assert notes_of(f"{lake}/desk") == []
+    assert [obj.name for obj in known_objects(lake)] == ["shop"]
+    assert state_collections(f"{lake}/desk") == []
 
 
 @pytest.mark.parametrize("below", ["", "/desk"])
 def test_drop_of_dropped_task_reports_already_dropped(lake, below):
-    assert told("drop", lake, "desk", "--keep-target").exit_code == 0
-    again = told("drop", lake + below, "desk")
+    assert invoke("drop", lake, "desk", "--keep-target").exit_code == 0
+    again = invoke("drop", lake + below, "desk")
     assert (again.exit_code, again.output) == (0, "desk: was dropped already\n")
-    assert json.loads(told("drop", lake, "desk", "--json").output)["already"] is True
-    refused = told("pause", lake, "desk")
+    assert json.loads(invoke("drop", lake, "desk", "--json").output)["already"] is True
+    refused = invoke("pause", lake, "desk")
     assert "was dropped already" in str(refused.exception)
 
 
 def test_drop_of_source_with_bound_materialization_is_rejected_without_force(lake):
-    refused = told("drop", lake, "shop")
+    refused = invoke("drop", lake, "shop")
     assert str(refused.exception) == (
         'source "shop" cannot be dropped: materialization "desk" is bound to shop.public.a'
     )
     with run(lake, "shop"):
-        refused = told("drop", f"{lake}/shop", "shop")
+        refused = invoke("drop", f"{lake}/shop", "shop")
         assert 'materialization "desk" is bound' in str(refused.exception)
-        assert notes_of(f"{lake}/shop") == ["shop/state"]
-        assert told("drop", lake, "shop", "--force").output == "shop: dropped\n"
-    assert notes_of(f"{lake}/shop") == []
+        assert state_collections(f"{lake}/shop") == ["shop/state"]
+        assert invoke("drop", lake, "shop", "--force").output == "shop: dropped\n"
+    assert state_collections(f"{lake}/shop") == []
 
 
 def start_owner(lake, name):
@@ -154,70 +159,70 @@ def killed(lake):
 
 
 def test_pause_and_resume_after_owner_was_killed_take_its_lock(killed):
-    assert told("pause", killed, "shop").output == "shop: paused; it does not run now\n"
+    assert invoke("pause", killed, "shop").output == "shop: paused; no process runs it\n"
     assert is_paused(killed, "shop")
-    assert told("resume", killed, "shop").exit_code == 0
+    assert invoke("resume", killed, "shop").exit_code == 0
     assert not is_paused(killed, "shop")
 
 
 def test_drop_after_owner_was_killed_takes_its_lock(killed):
-    assert told("drop", killed, "desk", "--keep-target").exit_code == 0
-    assert notes_of(f"{killed}/desk") == []
+    assert invoke("drop", killed, "desk", "--keep-target").exit_code == 0
+    assert state_collections(f"{killed}/desk") == []
 
 
 def test_resync_after_owner_was_killed_is_rejected_without_waiting(killed):
-    refused = told("resync", killed, "shop", "--wait", "600")
-    assert str(refused.exception).startswith('nobody runs source "shop"')
+    refused = invoke("resync", killed, "shop", "--wait", "600")
+    assert str(refused.exception).startswith('source "shop" of location')
 
 
 def test_pause_with_owner_killed_while_request_is_pending_takes_its_lock(lake, tmp_path):
     owner = start_owner(lake, "shop")
-    asks = tmp_path / "lake" / "shop" / "asks"
+    requests = tmp_path / "lake" / "shop" / "asks"
 
-    def kill_once_asked():
+    def kill_at_request():
         for _ in range(6_000):
-            if asks.is_dir() and any(asks.iterdir()):
+            if requests.is_dir() and any(requests.iterdir()):
                 break
             SYSTEM_CLOCK.wait(threading.Event(), 10)
         owner.kill()
         owner.communicate()
 
-    killer = threading.Thread(target=kill_once_asked)
+    killer = threading.Thread(target=kill_at_request)
     killer.start()
     try:
-        assert told("pause", lake, "shop", "--wait", "600").exit_code == 0
+        assert invoke("pause", lake, "shop", "--wait", "600").exit_code == 0
     finally:
         killer.join()
     assert is_paused(lake, "shop")
-    assert not any(asks.iterdir())
+    assert not any(requests.iterdir())
 
 
 def test_resync_without_running_owner_is_rejected_without_waiting(lake):
-    refused = told("resync", lake, "shop", "--wait", "600")
-    assert str(refused.exception).startswith('nobody runs source "shop"')
+    refused = invoke("resync", lake, "shop", "--wait", "600")
+    assert str(refused.exception).startswith('source "shop" of location')
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_pause_command_ended_by_signal_deletes_its_request(lake, tmp_path, number):
-    asks = tmp_path / "lake" / "shop" / "asks"
+    requests = tmp_path / "lake" / "shop" / "asks"
     # The owner of the lock is alive and does not answer.
     with persist.open(f"{lake}/shop", writer="w"):
         # A process under nohup or in the background ignores these signals.
         # Its children inherit this.
         default_signals = ("env", "--default-signal=HUP,INT")
-        asking = subprocess.Popen(
+        process = subprocess.Popen(
             [*default_signals, sys.executable, "-m", "penstock.cli.main", "pause", lake, "shop"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
         try:
             for _ in range(6_000):
-                if asks.is_dir() and any(asks.iterdir()):
+                if requests.is_dir() and any(requests.iterdir()):
                     break
                 SYSTEM_CLOCK.wait(threading.Event(), 10)
-            os.kill(asking.pid, number)
-            assert asking.wait(60) > 0
+            os.kill(process.pid, number)
+            assert process.wait(60) > 0
         finally:
-            asking.kill()
-            asking.wait()
-    assert not any(asks.iterdir())
+            process.kill()
+            process.wait()
+    assert not any(requests.iterdir())

@@ -36,24 +36,24 @@ def test_init_writes_pipeline_file_that_runs_without_password_in_it(
     monkeypatch.chdir(tmp_path)
     password = database.server.password
     init(database.url(host="tcp", password=password), Path("shop.yaml"))
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
     text = Path("shop.yaml").read_text()
-    assert password not in text + told
+    assert password not in text + output
     variable = f"{database.name.upper()}_PASSWORD"
-    assert told.splitlines() == [
-        "wrote shop.yaml: 5 tables to follow, 2 left out, with what to do about them",
+    assert output.splitlines() == [
+        "wrote shop.yaml: 5 tables to replicate, 2 left out; the file lists the reasons",
         "next:",
-        f"  export {variable}=…   # as it is, without the % codes of a URL",
+        f"  export {variable}=…   # verbatim, without URL encoding",
         "  penstock up shop.yaml",
     ]
-    assert "Before it can start" not in text
+    assert "Prerequisites that the server" not in text
     assert "# Left out: table public.journal has no replica identity" in text
     assert "#   Run: ALTER TABLE public.journal REPLICA IDENTITY FULL;" in text
     assert "#   Run: ALTER TABLE public.scratch SET LOGGED;" in text
 
     pipeline = load("shop.yaml", {variable: password})
     ingest.run(pipeline, once=True)
-    materialize.run(pipeline, jobs=materialize.TasksHere(), once=True)
+    materialize.run(pipeline, jobs=materialize.LocalRunner(), once=True)
     with sqlite3.connect(f"{database.name}.db") as target:
         assert target.execute("SELECT id, item FROM public_orders").fetchall() == [(1, "tea")]
         assert target.execute('SELECT id FROM "Or.d${HOME}ers"').fetchall() == [(7,)]
@@ -90,21 +90,21 @@ def test_init_of_server_that_is_not_ready_writes_statements_to_run(database, tmp
     finally:
         database.sql(f"DROP ROLE {role}")
     printed = capsys.readouterr()
-    text, told = printed.out, printed.err
+    text, errors = printed.out, printed.err
     path = tmp_path / "shop.yaml"
     path.write_text(text)
     tables = load(path, {}).sources[database.name].postgres.tables
-    assert [str(each.name) for each in tables or ()] == ["public.orders", "public.whole"]
+    assert [str(table.name) for table in tables or ()] == ["public.orders", "public.whole"]
     assert f"#   Run: ALTER ROLE {role} REPLICATION;" in text
     assert f"#   Run: GRANT SELECT ON public.orders TO {role};" in text
     assert "#   Run: ALTER PUBLICATION penstock ADD TABLE public.measured;" in text
     assert "password" not in text
     assert "see above: it must be created" not in text
-    assert told.partition("next:\n")[2].splitlines() == [
-        "  do what stands at the top of the file: the server is not ready",
+    assert errors.partition("next:\n")[2].splitlines() == [
+        "  meet the prerequisites at the top of the file: the server is not ready",
         "  penstock up FILE",
     ]
-    assert "export" not in told
+    assert "export" not in errors
 
 
 def test_init_without_replicable_table_writes_file_without_sources(database, tmp_path):
@@ -126,17 +126,17 @@ def test_init_lists_columns_that_are_not_replicated_or_not_written(database, tmp
         ' "tw\nice" int GENERATED ALWAYS AS (id * 2) STORED)'
     )
     init(database.url(), tmp_path / "wide.yaml")
-    said, text = capsys.readouterr().out, (tmp_path / "wide.yaml").read_text()
+    output, text = capsys.readouterr().out, (tmp_path / "wide.yaml").read_text()
     generated = (
         'is not replicated: it is a generated column, which publication "penstock" does not send'
     )
     case = "columns Name, name of public.wide differ only in case: SQLite gets the first of them"
     assert f"        # column tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in text
-    assert f"column public.wide.tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in said
+    assert f"column public.wide.tw\N{REPLACEMENT CHARACTER}ice {generated}\n" in output
     assert f"      # {case}" in text
-    assert case in said
+    assert case in output
     # SQLite ignores case only for ASCII letters.
-    assert (text + said).count("differ only in case") == 2
+    assert (text + output).count("differ only in case") == 2
     assert len(load(tmp_path / "wide.yaml", {}).materializations["local"].bindings) == 1
 
 
@@ -145,23 +145,23 @@ def test_init_lists_partitioned_table_instead_of_its_partitions(database, tmp_pa
     database.sql("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9)")
     init(database.url(), tmp_path / "parted.yaml")
     tables = load(tmp_path / "parted.yaml", {}).sources[database.name].postgres.tables
-    wanted = "public.parted" if major(database) >= 13 else "public.part"
-    assert [str(each.name) for each in tables or ()] == [wanted]
+    expected = "public.parted" if major(database) >= 13 else "public.part"
+    assert [str(table.name) for table in tables or ()] == [expected]
 
 
 def test_init_with_existing_file_raises_usage_error_and_keeps_file(database, tmp_path):
     path = tmp_path / "penstock.yaml"
     path.write_text("mine")
-    with pytest.raises(UsageError, match="is there already"):
+    with pytest.raises(UsageError, match="already exists"):
         init(database.url(), path)
     assert path.read_text() == "mine"
-    with pytest.raises(UsageError, match="cannot be written"):
-        init(database.url(), tmp_path / "gone" / "penstock.yaml")
+    with pytest.raises(UsageError, match="could not write file"):
+        init(database.url(), tmp_path / "missing" / "penstock.yaml")
 
 
 @pytest.mark.parametrize("url", ["mysql://u:s3cr3t@h/d", "kafka://h:9092/t", "shop.db", ""])
 def test_init_with_other_url_scheme_raises_usage_error_without_password(url, tmp_path):
-    with pytest.raises(UsageError, match="not of a Postgres") as caught:
+    with pytest.raises(UsageError, match="not a Postgres URL") as caught:
         init(url, tmp_path / "penstock.yaml")
     assert "postgresql://" in caught.value.hint
     assert "s3cr3t" not in f"{caught.value} {caught.value.detail}"

@@ -20,9 +20,9 @@ def record(**extra):
 def test_json_log_format_writes_one_object_per_line_with_all_fields():
     line = JsonFormatter().format(record(**fields(source="a\nb", pause_ms=5, what=("x",))))
     assert "\n" not in line
-    said = json.loads(line)
-    assert said.pop("time_ms") > 0
-    assert said == {
+    line = json.loads(line)
+    assert line.pop("time_ms") > 0
+    assert line == {
         "source": "a\nb",
         "pause_ms": 5,
         "what": "('x',)",
@@ -33,12 +33,12 @@ def test_json_log_format_writes_one_object_per_line_with_all_fields():
 
 
 def test_json_log_format_ignores_fields_that_shadow_standard_keys():
-    said = json.loads(JsonFormatter().format(record(**fields(message="other", level=3))))
-    assert (said["message"], said["level"]) == ("it failed", "warning")
+    line = json.loads(JsonFormatter().format(record(**fields(message="other", level=3))))
+    assert (line["message"], line["level"]) == ("it failed", "warning")
 
 
 @pytest.mark.parametrize("variable", ["PENSTOCK_LOG_FORMAT", "PENSTOCK_LOG_LEVEL"])
 def test_log_setup_with_invalid_environment_variable_raises_usage_error(variable, monkeypatch):
     monkeypatch.setenv(variable, "loud")
-    with pytest.raises(UsageError, match=f'{variable} is "loud"'):
+    with pytest.raises(UsageError, match=f'value "loud" of variable {variable} is invalid'):
         log_to_stderr()

@@ -1,20 +1,22 @@
 """Output of `penstock plan` and `penstock up` for objects that the file omits or that fail."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from penstock.catalog.objects import RequestedObject, known_objects, update_catalog
-from penstock.testing.postgres import Database
-from tests.cli.test_verbs import penstock
+from penstock.servers.postgres import Database
+from tests.cli.test_commands import penstock
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> str:
     """Return a lake with a materialization that has written nothing."""
     url = f"file:{tmp_path / 'lake'}"
-    said = {"connector": "sqlite", "endpoint": {"path": "desk.db"}, "bindings": []}
-    update_catalog(url, lambda _: [RequestedObject("desk", "materialization", said)])
+    definition = {"connector": "sqlite", "endpoint": {"path": "desk.db"}, "bindings": []}
+    update_catalog(url, lambda _: [RequestedObject("desk", "materialization", definition)])
     return url
 
 
@@ -44,7 +46,7 @@ def test_up_with_allow_drop_drops_last_object_and_reports_nothing_to_run(
     assert len(known_objects(lake)) == 1
     ended = penstock("up", file, "--http", "none", "--allow-drop")
     assert ended.returncode == 0, ended.stderr
-    assert "that is dropped, and the file has nothing to run" in ended.stderr
+    assert "dropped; the file has no tasks to run" in ended.stderr
     assert known_objects(lake) == []
 
 
@@ -75,11 +77,21 @@ def test_plan_with_unreachable_broker_and_wrong_port_exits_1_and_creates_nothing
     lines = planned.stdout.splitlines()
     (broker,) = [number for number, line in enumerate(lines) if line.startswith("unreachable")]
     assert 'source "clicks": topic "clicks" at 127.0.0.1:1 cannot be reached' in lines[broker]
-    assert lines[broker + 2].startswith("  hint: Check brokers")
+    assert lines[broker + 2] == (
+        "  hint: Check brokers, tls and sasl of the source, and the network."
+    )
     (port,) = [number for number, line in enumerate(lines) if line.startswith("refuse")]
     assert 'value of key "port" of endpoint is not valid' in lines[port]
     assert lines[port + 2].startswith("  hint: Give a value of type integer")
     assert "error: plan has 2 problems" in planned.stderr
+    combined = subprocess.run(
+        [sys.executable, "-m", "penstock.cli.main", "plan", str(file)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    ).stdout
+    assert combined.index("unreachable") < combined.index("error: plan has 2 problems")
     slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
     assert database.sql(slots) == []
     assert database.sql("SELECT pubname FROM pg_publication") == []

@@ -2,70 +2,63 @@
 
 import io
 import threading
-from typing import Any
 
 import pytest
 
 from penstock.cli import progress
-from penstock.cli.progress import Teller
+from penstock.cli.progress import ProgressPrinter
+from penstock.supervisor.status import MaterializationStatus, State, TaskStatus
 
-STATUS = {
-    "kind": "materialization",
-    "state": "running",
-    "phase": "storing",
-    "documents": 3,
-    "lag_ms": 19_000,
-    "error": None,
-}
+STATUS = MaterializationStatus.of(phase="storing", documents=3, lag_ms=19_000)
 
 
-class Runs:
+class FakeSupervisor:
     def __init__(self) -> None:
-        self.told: dict[str, Any] = dict(STATUS)
-        self.looked = threading.Event()
+        self.loop = STATUS
+        self.polled = threading.Event()
 
     def fenced(self) -> None:
         return None
 
-    def status(self) -> dict[str, Any]:
-        self.looked.set()
-        return {"local": dict(self.told)}
+    def status(self) -> dict[str, TaskStatus]:
+        self.polled.set()
+        return {"local": TaskStatus("materialization", State.RUNNING, 0, None, self.loop)}
 
 
-class Gone(io.StringIO):
+class ClosedPipe(io.StringIO):
     def write(self, _: str) -> int:
         raise BrokenPipeError
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(progress, "TOLD_EVERY_MS", 10)
+    monkeypatch.setattr(progress, "PRINT_EVERY_MS", 10)
 
 
 def test_progress_printer_with_closed_stderr_stops_run_at_time_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sys.stderr", Gone())
+    monkeypatch.setattr("sys.stderr", ClosedPipe())
     stop = threading.Event()
-    Teller(stop, 0, as_json=False).start(Runs())  # type: ignore[arg-type]
+    ProgressPrinter(stop, 0, as_json=False).start(FakeSupervisor())  # type: ignore[arg-type]
     assert stop.wait(30)
 
 
 def test_progress_printer_reports_when_materialization_has_caught_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    runs, stop = Runs(), threading.Event()
-    Teller(stop, None, as_json=False).start(runs)  # type: ignore[arg-type]
-    said = ""
+    supervisor, stop = FakeSupervisor(), threading.Event()
+    ProgressPrinter(stop, None, as_json=False).start(supervisor)  # type: ignore[arg-type]
+    output = ""
 
-    def hear(words: str) -> None:
-        nonlocal said
-        while words not in said:
-            runs.looked.clear()
-            assert runs.looked.wait(30)
-            said += capsys.readouterr().err
+    def wait_for(text: str) -> None:
+        nonlocal output
+        while text not in output:
+            supervisor.polled.clear()
+            assert supervisor.polled.wait(30)
+            output += capsys.readouterr().err
 
-    hear("storing, 3 documents, 19.0 s behind")
-    runs.told |= {"phase": "following", "lag_ms": 0}
-    hear("local: following, 3 documents\n")
+    wait_for("storing, 3 documents, 19.0 s behind")
+    supervisor.loop = STATUS.updated(phase="following", lag_ms=0)
+    wait_for("local: following, 3 documents\n")
     stop.set()

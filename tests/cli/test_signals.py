@@ -1,4 +1,4 @@
-"""A long-running command stops on a signal, whichever thread receives the signal."""
+"""A long-running command stops on a signal that any of its threads receives."""
 
 import os
 import signal
@@ -19,10 +19,10 @@ from penstock.cli.signals import stop_on_signals
 stop = threading.Event()
 stop_on_signals(stop)
 
-def struck():
+def send_signal():
     signal.pthread_kill(threading.get_ident(), signal.{name})
 
-threading.Timer(0.2, struck).start()
+threading.Timer(0.2, send_signal).start()
 stop.wait()
 """
 

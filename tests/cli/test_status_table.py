@@ -2,7 +2,8 @@
 
 import pytest
 
-from penstock.cli.status_table import _behind
+from penstock.cli.status_table import _lag
+from penstock.supervisor.status import SourceStatus
 
 
 @pytest.mark.parametrize(
@@ -15,4 +16,4 @@ from penstock.cli.status_table import _behind
     ],
 )
 def test_status_table_without_known_lag_prints_unknown(source, lag):
-    assert _behind(source) == lag
+    assert _lag(SourceStatus.parse(source)) == lag

@@ -21,7 +21,7 @@ SETTINGS = persist.Settings(
 ROWS = pa.schema([("id", pa.int64()), ("note", pa.string())])
 
 
-def kept(client: persist.Client) -> persist.Collection:
+def create_rows(client: persist.Client) -> persist.Collection:
     return client.create_or_load("rows", schema=ROWS, key_columns=["id"])
 
 
@@ -29,7 +29,7 @@ def build(folder: Path) -> str:
     """Create a location with entries, two rollups, inline and stored batches, and a hold."""
     url = f"file:{folder}"
     with persist.open(url, writer="w", settings=SETTINGS) as client:
-        rows = kept(client)
+        rows = create_rows(client)
         for time in range(30):
             count = 100 if time % 10 == 0 else 1
             table = pa.table(

@@ -30,7 +30,7 @@ from penstock.errors import Fenced
 from penstock.persist.encoding import encode_entry
 from penstock.persist.state import Entry, Seal
 from penstock.testing.clocks import ManualClock
-from tests.compat.reader import shown
+from tests.compat.reader import render
 
 SETTINGS = {
     "background": False,
@@ -86,7 +86,7 @@ class Written:
         for data, at, diff in self.updates.get(name, []):
             if at <= time:
                 grown = {"count": 1, "price": None} if name == "orders" and time >= 20 else {}
-                total[shown(grown | data if grown else data)] += diff
+                total[render(grown | data if grown else data)] += diff
         return {row: count for row, count in sorted(total.items()) if count}
 
 
@@ -100,7 +100,7 @@ def make(folder: Path) -> dict[str, Any]:
     write_codecs(first, written)
     write_moods(first, MOOD_1, written, [(("calm", None), 1, +1), (("glad", None), 1, +1)], 2)
     write_orders(first, written)
-    write_followed(first, written)
+    write_tracked(first, written)
     gone = first.create_or_load("gone", key=persist.TEXT, value=persist.UNIT)
     gone.compare_and_append([((f"word {n}", None), 0, +1) for n in range(60)], 0, 1)
     first.collection("codec-int64").allow_compaction(2).result()
@@ -193,7 +193,7 @@ def leave_unsealed(client: persist.Client, written: Written) -> None:
     written.note("words", [(("sealed", None), 1, +1), (("unsealed", None), 12, +1)])
 
 
-def write_followed(client: persist.Client, written: Written) -> None:
+def write_tracked(client: persist.Client, written: Written) -> None:
     """Write a tracked collection that begins, fails and recovers, and a hidden collection."""
     labelled = [pa.field("id", pa.int64()), pa.field("at", pa.string(), metadata=LABEL)]
     followed = client.create_or_load(

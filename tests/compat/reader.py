@@ -34,7 +34,7 @@ BUILT_IN: dict[str, Decode] = {
 }
 
 
-def shown(data: Any) -> str:
+def render(data: Any) -> str:
     """Return one JSON text per value: 1, 1.0 and true differ, and bytes are base64."""
 
     def plain(value: Any) -> Any:
@@ -183,7 +183,7 @@ class Location:
         if operations and operations[0]["type"] == "take_epoch":
             return bool(entry["epoch"] != state["epoch"] + 1)
         if entry["epoch"] > state["epoch"]:
-            raise Damaged(f"an entry is of epoch {entry['epoch']}, which nobody began")
+            raise Damaged(f"an entry is of epoch {entry['epoch']}, which no writer began")
         if entry["epoch"] < state["epoch"] or state["writer"] is None:
             return True
         for operation in operations:
@@ -357,9 +357,11 @@ class Location:
         """Return a row in the requested schema, decoded by the codec version that wrote it."""
         if schema.get("codecs"):
             values = zip((row["key"], row["value"]), written["codecs"], strict=True)
-            return shown([self.codecs[name](stored, version) for stored, (name, version) in values])
+            return render(
+                [self.codecs[name](stored, version) for stored, (name, version) in values]
+            )
         defaults = _defaults(collection["schemas"])
-        return shown({name: row.get(name, defaults.get(name)) for name in _columns(schema).names})
+        return render({name: row.get(name, defaults.get(name)) for name in _columns(schema).names})
 
 
 def _empty() -> dict[str, Any]:

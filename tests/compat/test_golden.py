@@ -12,7 +12,7 @@ from penstock import persist
 from penstock.durable import open_blob
 from penstock.persist.checksum_walk import verify
 from tests.compat.make_golden import LABEL, MOOD_2, ORDERS_2, make
-from tests.compat.reader import shown
+from tests.compat.reader import render
 
 GOLDEN = sorted(Path(__file__).parent.glob("v*"))
 SETTINGS = persist.Settings(background=False, notify="")
@@ -28,7 +28,7 @@ def golden(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, dict[st
 def contents(collection: persist.Collection, time: int) -> dict[str, int]:
     found: Counter[str] = Counter()
     for data, _, diff in collection.snapshot(time):
-        found[shown(data)] += diff
+        found[render(data)] += diff
     return dict(found)
 
 
@@ -117,7 +117,7 @@ def test_golden_location_continues_with_new_writer(golden):
         before = contents(orders, 39)
         item = {"id": 5, "item": "item 5", "count": 1, "price": None}
         assert orders.compare_and_append([(item, 40, -1)], 40, 41) == persist.Appended(41)
-        del before[shown(item)]
+        del before[render(item)]
         assert contents(orders, 40) == before
 
         client.hold("reporting").drop()

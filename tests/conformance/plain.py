@@ -147,7 +147,7 @@ class Driver:
 def serve(address: str, defect: str) -> None:
     driver = Driver(defect)
 
-    def asked(answer: Any, kind: Any) -> Any:
+    def unary(answer: Any, kind: Any) -> Any:
         def handle(request: Any, context: Any) -> Any:
             try:
                 return answer(request)
@@ -169,10 +169,10 @@ def serve(address: str, defect: str) -> None:
     unlimited = [(f"grpc.max_{each}_message_length", -1) for each in ("send", "receive")]
     server = grpc.server(ThreadPoolExecutor(64), options=[*unlimited, ("grpc.so_reuseport", 0)])
     methods = {
-        "Spec": asked(driver.spec, pb.SpecRequest),
-        "Validate": asked(driver.validate, pb.ValidateRequest),
-        "ApplyUpsert": asked(driver.apply, pb.ApplyRequest),
-        "ApplyDelete": asked(driver.delete, pb.ApplyRequest),
+        "Spec": unary(driver.spec, pb.SpecRequest),
+        "Validate": unary(driver.validate, pb.ValidateRequest),
+        "ApplyUpsert": unary(driver.apply, pb.ApplyRequest),
+        "ApplyDelete": unary(driver.delete, pb.ApplyRequest),
         "Transactions": grpc.stream_stream_rpc_method_handler(transactions),
     }
     server.add_generic_rpc_handlers(

@@ -87,10 +87,13 @@ class Stream:
             self.refuse("garbage", "not a message")
         kinds = [field.name for field, _ in request.ListFields()]
         if len(kinds) != 1:
-            self.refuse("two-fields" if kinds else "empty-request", f"{len(kinds)} fields are set")
+            self.refuse(
+                "request-with-two-fields" if kinds else "empty-request",
+                f"{len(kinds)} fields are set",
+            )
         (kind,) = kinds
         if (kind == "open") is not (self.last == ""):
-            name = "second-open" if kind == "open" else "first-is-not-open"
+            name = "second-open" if kind == "open" else "first-message-other-than-open"
             self.refuse(name, f"{kind} after {self.last or 'nothing'}")
         follows = {
             "open": ("",),
@@ -101,7 +104,7 @@ class Stream:
             "start_commit": ("flush", "store"),
         }
         names = {
-            "acknowledge": "acknowledge-twice",
+            "acknowledge": "second-acknowledge",
             "load": "load-after-flush",
             "flush": "flush-before-acknowledge",
             "store": "store-before-flush",
@@ -123,7 +126,7 @@ class Stream:
         if not message.version:
             self.refuse("open-without-version", "Open has no version")
         if self.low > self.high:
-            self.refuse("open-backwards", "the range is backwards")
+            self.refuse("open-with-reversed-range", "the range is backwards")
         self.tables = [
             table_of(each.resource_spec_json, self.endpoint) for each in self.spec.bindings
         ]
@@ -255,7 +258,7 @@ class Stream:
         if not keys:
             self.refuse("load-without-keys", "Load has no keys")
         if message.binding >= len(self.tables):
-            self.refuse("load-unknown-binding", f"there is no binding {message.binding}")
+            self.refuse("load-of-missing-binding", f"there is no binding {message.binding}")
         if self.bad("answers-the-last-load"):
             self.loads = []
         self.loads += [(message.binding, key) for key in keys]
@@ -276,7 +279,7 @@ class Stream:
         for each in slices:
             begin, end = each.begin, each.end
             if begin > end:
-                self.refuse(f"{what}-slice-backwards", "a slice is backwards")
+                self.refuse(f"{what}-with-reversed-slice", "a slice is backwards")
             if end > len(arena):
                 self.refuse(f"{what}-outside-arena", "a slice is outside of the arena")
             if self.bad("takes-slices-in-order"):
@@ -349,15 +352,15 @@ class Stream:
         deletes = list(message.deletes) or [False] * len(keys)
         exists = list(message.exists)
         if not keys:
-            self.refuse("store-nothing", "Store has no keys")
+            self.refuse("store-without-documents", "Store has no keys")
         if len(keys) != len(docs):
-            self.refuse("store-unequal-lists", "Store has unequal lists")
+            self.refuse("store-with-unequal-lists", "Store has unequal lists")
         if len(exists) != len(keys):
             self.refuse("store-without-exists", "exists is not as long as the keys")
         if len(deletes) != len(keys):
-            self.refuse("store-unequal-deletes", "deletes is not as long as the keys")
+            self.refuse("store-with-unequal-deletes", "deletes is not as long as the keys")
         if message.binding >= len(self.tables):
-            self.refuse("store-unknown-binding", f"there is no binding {message.binding}")
+            self.refuse("store-to-missing-binding", f"there is no binding {message.binding}")
         self._refuse_twice(message.binding, keys)
         if self.bad("refuses-large") and any(len(doc) > 1 << 20 for doc in docs):
             raise Refused("a document is too large")
@@ -369,14 +372,17 @@ class Stream:
             for key, doc, delete in zip(keys, docs, deletes, strict=False)
         ]
         if self.bad("trusts-exists"):
-            there = [self._there(each) for each in new]
+            actual = [self._is_stored(store) for store in new]
             new = [
-                each for each, known, true in zip(new, exists, there, strict=True) if known == true
+                store
+                for store, claimed, stored in zip(new, exists, actual, strict=True)
+                if claimed == stored
             ]
         if self.bad("delete-must-exist") and any(
-            delete and not self._there(each) for each, delete in zip(new, deletes, strict=True)
+            delete and not self._is_stored(store)
+            for store, delete in zip(new, deletes, strict=True)
         ):
-            raise Refused("what is to be removed is not there")
+            raise Refused("the document to remove does not exist")
         if self.bad("locks-in-store") and not self.db.in_transaction:
             self.db.execute("begin immediate")
         through = self.endpoint.mode in (PLAIN, PUSH) or self.bad("writes-through")
@@ -412,7 +418,7 @@ class Stream:
             raise Refused("a key is stored twice")
         self.keys[binding] |= {*keys}
 
-    def _there(self, store: tuple[int, bytes, bytes, bool]) -> bool:
+    def _is_stored(self, store: tuple[int, bytes, bytes, bool]) -> bool:
         binding, key, _, _ = store
         return (
             self.db.execute(

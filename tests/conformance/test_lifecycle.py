@@ -33,7 +33,7 @@ CASES = {case["id"]: case for case in cases("lifecycle")}
 TESTED = {"life-02", "life-06", "life-07", "life-08", "life-09", "life-11"}
 ELSEWHERE = {
     "life-10": "in tests/protocol/test_transaction.py, walked from both ends",
-    "life-12": "in tests/materialize/test_exists.py, by the runtime and a connector that watches",
+    "life-12": "in tests/materialize/test_exists_flag.py, by a connector that watches",
     "life-13": "in tests/materialize/test_spill.py, key_not_requested; so does the suite",
 }
 

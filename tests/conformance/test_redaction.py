@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.protocol.messages import SpecResponse
 from penstock.testing.conformance import Config, parse
 from penstock.testing.conformance.check import Failed
-from penstock.testing.conformance.documents import shown
+from penstock.testing.conformance.documents import render
 from penstock.testing.conformance.process import Connectors
 from penstock.testing.conformance.redaction import hider
 
@@ -79,9 +79,9 @@ def test_hider_keeps_short_and_non_secret_values() -> None:
 
 
 @given(st.integers(0, 300))
-def test_shown_redacts_before_truncating(before: int) -> None:
+def test_render_redacts_before_truncating(before: int) -> None:
     hide = hider(described(token="0123456789"))
-    assert "0123" not in shown("x" * before + "0123456789" + "x" * 200, hide)
+    assert "0123" not in render("x" * before + "0123456789" + "x" * 200, hide)
 
 
 @pytest.mark.parametrize("before", range(1_985, 2_003, 3))
@@ -91,7 +91,7 @@ def test_stderr_of_failed_read_command_is_redacted_before_truncation(
     script = "import sys; sys.exit('0123456789' + 'x' * int(sys.argv[1]))"
     read = [sys.executable, "-S", "-E", "-c", script, str(before), "{name}"]
     connectors = Connectors(described(token="0123456789", read=read), "127.0.0.1:1", tmp_path)
-    with pytest.raises(Failed, match="ended with 1") as caught:
+    with pytest.raises(Failed, match="ended with status 1") as caught:
         connectors.rows("t")
     assert caught.value.detail.strip().endswith("xxx")
     assert "789" not in caught.value.detail

@@ -30,19 +30,19 @@ from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, 
 HERE = Path(__file__).parent
 
 LOG = {
-    "open-returns-the-last-checkpoint",
-    "fence-join",
-    "fence-join-of-four",
+    "open-returns-last-checkpoint",
+    "joined-shard-resumes-from-last-checkpoint",
+    "shard-joined-from-four-resumes-from-last-checkpoint",
     "checkpoint-survives-restart",
 }
 STAGING = {
-    "zombie-stages-in-vain",
-    "staged-work-applied-on-first-acknowledge",
-    "staged-work-applied-once",
+    "zombie-staged-work-is-never-applied",
+    "staged-work-is-applied-before-first-acknowledged",
+    "staged-work-is-applied-once",
 }
 FENCED = {"zombie-cannot-commit"}
-ISOLATED = {"load-sees-only-what-is-committed", "cancelled-stream-is-rolled-back"}
-COMPARED = {"older-never-overwrites-newer"}
+ISOLATED = {"load-omits-uncommitted-documents", "cancelled-store-is-rolled-back"}
+COMPARED = {"late-store-keeps-newer-document"}
 
 SKIPPED = {
     REMOTE: STAGING | COMPARED,
@@ -54,8 +54,12 @@ SKIPPED = {
     | ISOLATED
     | COMPARED
     | {name for name, each in CHECKS.items() if {Need.LOADS, Need.DELETES} & {*each.needs}}
-    | {"validate-announces-deletes", "second-open-ends-a-store", "zombie-in-store-holds-nothing"}
-    | {"delta-binding-is-emptied"},
+    | {
+        "validate-reports-accepts-delete",
+        "second-open-fences-shard-in-store",
+        "zombie-in-store-does-not-block-open",
+    }
+    | {"delta-binding-with-empties-is-truncated"},
 }
 
 
@@ -153,37 +157,47 @@ def test_run_without_command_and_read_skips_checks_that_need_them(
     tmp_path: Path, serving: str
 ) -> None:
     config = described(tmp_path, PUSHED, command=False, read=False)
-    blind = ["several-bindings", "large-document", "delta-binding-appends", "restart-after-open"]
-    refused = "malformed-second-open"
+    blind = [
+        "bindings-have-separate-documents",
+        "large-document-is-stored",
+        "delta-binding-appends-every-document",
+        "restart-after-open-resumes",
+    ]
+    refused = "second-open-is-rejected"
     report = run(config, serving, only=[*blind, refused])
     assert names(report, Outcome.SKIPPED) == set(blind)
     (passed,) = (each for each in report.results if each.outcome is Outcome.PASSED)
     assert passed.check.name == refused
-    assert "was not looked at" in passed.notes[0]
+    assert "was not inspected" in passed.notes[0]
 
 
 def test_delta_only_connector_is_verified_through_read_command(tmp_path: Path) -> None:
     config = described(tmp_path, STAGED)
     config.endpoint["delta_only"] = True
     seen = [
-        "legal-orders",
-        "slices-in-any-order",
-        "cancelled-stream-is-rolled-back",
-        "second-open-ends-a-store",
-        "fence-split",
-        "restart-after-started-commit",
-        "staged-work-applied-on-first-acknowledge",
+        "valid-message-orders-are-accepted",
+        "slices-in-any-order-are-accepted",
+        "cancelled-store-is-rolled-back",
+        "second-open-fences-shard-in-store",
+        "split-shards-resume-from-parent-checkpoint",
+        "restart-after-started-commit-resumes",
+        "staged-work-is-applied-before-first-acknowledged",
     ]
-    report = run(config, only=[*seen, "update-overwrites", "load-missing-key-omitted"])
+    report = run(
+        config, only=[*seen, "store-replaces-document", "load-of-missing-key-returns-nothing"]
+    )
     assert names(report, Outcome.PASSED) == set(seen), report.as_table()
-    assert names(report, Outcome.SKIPPED) == {"update-overwrites", "load-missing-key-omitted"}
+    assert names(report, Outcome.SKIPPED) == {
+        "store-replaces-document",
+        "load-of-missing-key-returns-nothing",
+    }
 
 
 def test_report_of_failed_check_redacts_endpoint_password(tmp_path: Path, serving: str) -> None:
     config = described(tmp_path, REMOTE, command=False)
     config.endpoint["password"] = "not applied"
     config.endpoint["defect"] = "dry-run-deletes"
-    report = run(config, serving, only=["apply-dry-run-touches-nothing"])
+    report = run(config, serving, only=["apply-dry-run-changes-nothing"])
     assert "***" in report.as_table()
     assert "not applied" not in report.as_table()
     assert "not applied" not in report.as_json()
@@ -198,10 +212,10 @@ def test_unexpected_exception_in_check_is_reported_redacted(
     monkeypatch.setitem(check._CHECKS, "stumbles", check.Check("stumbles", "none", "none", body))
     config = described(tmp_path, REMOTE, command=False)
     config.endpoint["password"] = "hush/hush"
-    report = run(config, serving, only=["stumbles", "first-acknowledge"])
+    report = run(config, serving, only=["stumbles", "first-transaction-is-acknowledged"])
     (failed,) = report.failed
     assert failed.reason == "the connector failed: KeyError: '***'"
-    assert names(report, Outcome.PASSED) == {"first-acknowledge"}
+    assert names(report, Outcome.PASSED) == {"first-transaction-is-acknowledged"}
 
 
 def test_failed_check_reports_redacted_connector_output(tmp_path: Path) -> None:
@@ -209,7 +223,7 @@ def test_failed_check_reports_redacted_connector_output(tmp_path: Path) -> None:
     config.endpoint["password"] = "hush/hush"
     script = 'echo opens hush/hush, postgresql://me:hush%2Fhush@host >&2; exec "$@"'
     started = config.model_copy(update={"command": ("sh", "-c", script, "sh", *config.command)})
-    (result,) = run(started, only=["restart-after-open"]).failed
+    (result,) = run(started, only=["restart-after-open-resumes"]).failed
     assert "▸ kill -9" in " ".join(result.messages)
     assert result.printed == ("opens ***, postgresql://me:***@host",)
     table = Report((result,)).as_table()
@@ -240,9 +254,13 @@ def test_hider_redacts_multiline_key_per_line() -> None:
 
 def test_failed_check_reports_rule_and_last_messages(tmp_path: Path, serving: str) -> None:
     config = described(tmp_path, REMOTE, defect="null-for-missing", command=False)
-    report = run(config, serving, only=["load-missing-key-omitted", "first-acknowledge"])
+    report = run(
+        config,
+        serving,
+        only=["load-of-missing-key-returns-nothing", "first-transaction-is-acknowledged"],
+    )
     table = report.as_table()
-    assert "no document comes (protocol, Load)" in table
+    assert "no document for a missing key (protocol, Load)" in table
     assert "stream 1 ▸ Load of 1 keys of binding 0" in table
     assert table.endswith("1 passed, 1 failed, 0 skipped")
     said = json.loads(report.as_json())
@@ -260,11 +278,11 @@ def test_run_with_command_that_exits_raises_usage_error_with_its_output(tmp_path
         update={"command": (sys.executable, "-c", "raise SystemExit('no such endpoint: hush')")}
     )
     config.endpoint["password"] = "hush"
-    with pytest.raises(UsageError, match=r"did not listen.*ended with 1") as caught:
+    with pytest.raises(UsageError, match=r"did not listen.*ended with status 1") as caught:
         run(config)
     assert "no such endpoint: ***" in caught.value.detail
 
 
 def test_run_with_nonexistent_check_raises_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match='no check called "fence"'):
+    with pytest.raises(UsageError, match='check "fence" does not exist'):
         run(described(tmp_path, REMOTE), only=["fence"])

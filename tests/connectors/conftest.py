@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.connectors import built_in
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.connectors.stream_client import Driven, Sql
 
 _numbers = itertools.count()

@@ -24,7 +24,7 @@ from penstock.connectors.files.staged_files import StagedFiles, StagedResource
 from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.materialize import connect
-from penstock.materialize.client import Connection, Stream
+from penstock.materialize.connector_client import Connection, Stream
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol.connector_state import EMPTY, combine_state
 from penstock.protocol.key_range import WHOLE, KeyRange

@@ -38,7 +38,7 @@ from penstock.protocol.messages import (
     Store,
 )
 from penstock.protocol.specs import MaterializationSpec
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from penstock.testing.specs import bound, collection, materialization, projection
 
 STEPS = ["opened", "acknowledged", "loaded", "flushed", "stored", "committing", "committed"]

@@ -42,7 +42,7 @@ def opener_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Open
             return lambda: RetryingBlob(MemoryBlob(shelf), EagerClock(), chance)
         case _:
             return lambda: RetryingBlob(
-                UnreliableBlob(MemoryBlob(shelf), chance=chance), EagerClock(), chance
+                UnreliableBlob(MemoryBlob(shelf), rng=chance), EagerClock(), chance
             )
 
 

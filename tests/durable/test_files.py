@@ -92,8 +92,8 @@ def test_file_create_with_write_error_before_link_raises_determinate_error(tmp_p
 @pytest.mark.parametrize(
     ("number", "policy"),
     [
-        *((number, Policy.RETRY) for number in (errno.EMFILE, errno.EIO, errno.ESTALE)),
-        *((number, Policy.SURFACE) for number in (errno.EFBIG, errno.EUCLEAN, errno.ENODEV)),
+        *((number, Policy.REPEAT) for number in (errno.EMFILE, errno.EIO, errno.ESTALE)),
+        *((number, Policy.RESTART) for number in (errno.EFBIG, errno.EUCLEAN, errno.ENODEV)),
     ],
 )
 def test_file_create_retries_only_transient_os_errors(
@@ -129,7 +129,7 @@ def test_file_create_with_swept_temporary_file_raises_retryable_determinate_erro
     blob = FileBlob(str(tmp_path), disk=Swept())
     with pytest.raises(DeterminateError) as raised:
         blob.create("log/0", b"x")
-    assert policy_of(raised.value) is Policy.RETRY
+    assert policy_of(raised.value) is Policy.REPEAT
     assert blob.create("log/0", b"x")
     blob.close()
 

@@ -158,7 +158,7 @@ def test_object_call_with_transient_http_status_raises_retryable_determinate_err
     for call in READS + WRITES:
         error = error_of(call, open_blob(f"s3://{BUCKET}/x"))
         assert type(error) is DeterminateError
-        assert policy_of(error) is Policy.RETRY
+        assert policy_of(error) is Policy.REPEAT
 
 
 def test_object_call_with_request_timeout_code_raises_determinate_error(

@@ -30,7 +30,7 @@ from penstock.testing.stores import Fate, UnreliableBlob
 fates = st.lists(st.sampled_from(Fate), max_size=8)
 
 
-def steady(
+def retrying(
     inner: Blob, clock: EagerClock | None = None, patience_ms: int | None = None
 ) -> RetryingBlob:
     return RetryingBlob(inner, clock or EagerClock(), random.Random(1), patience_ms)
@@ -39,7 +39,7 @@ def steady(
 @pytest.mark.parametrize("fate", Fate)
 def test_retrying_create_of_free_key_returns_true_after_any_fault(fate: Fate) -> None:
     shelf = Shelf()
-    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
+    blob = retrying(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
     assert blob.create("log/0", b"ours")
     assert MemoryBlob(shelf).get("log/0") == b"ours"
 
@@ -48,7 +48,7 @@ def test_retrying_create_of_free_key_returns_true_after_any_fault(fate: Fate) ->
 def test_retrying_create_of_taken_key_returns_false_after_any_fault(fate: Fate) -> None:
     shelf = Shelf()
     MemoryBlob(shelf).put("log/0", b"theirs")
-    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
+    blob = retrying(UnreliableBlob(MemoryBlob(shelf), script=[fate]))
     assert not blob.create("log/0", b"ours")
     assert MemoryBlob(shelf).get("log/0") == b"theirs"
 
@@ -60,7 +60,7 @@ def test_retrying_create_by_many_creators_with_faults_has_one_winner(
 ) -> None:
     shelf = Shelf()
     told = [
-        steady(UnreliableBlob(MemoryBlob(shelf), script=script)).create("log/0", b"%d" % number)
+        retrying(UnreliableBlob(MemoryBlob(shelf), script=script)).create("log/0", b"%d" % number)
         for number, script in enumerate(scripts)
     ]
     assert told.count(True) == 1
@@ -71,7 +71,7 @@ def test_retrying_create_by_many_creators_with_faults_has_one_winner(
 @given(script=fates)
 def test_retrying_put_and_delete_take_effect_after_any_faults(script: list[Fate]) -> None:
     shelf = Shelf()
-    blob = steady(UnreliableBlob(MemoryBlob(shelf), script=script))
+    blob = retrying(UnreliableBlob(MemoryBlob(shelf), script=script))
     blob.put("k", b"v")
     assert MemoryBlob(shelf).get("k") == b"v"
     blob.delete("k")
@@ -90,7 +90,7 @@ class RivalBlob(UnreliableBlob):
 
 
 def test_retrying_create_loses_to_rival_after_lost_request() -> None:
-    blob = steady(RivalBlob(MemoryBlob(), script=[Fate.REQUEST_LOST]))
+    blob = retrying(RivalBlob(MemoryBlob(), script=[Fate.REQUEST_LOST]))
     assert not blob.create("log/0", b"ours")
 
 
@@ -105,7 +105,7 @@ class ForgetfulBlob(UnreliableBlob):
 
 
 def test_retrying_create_of_key_deleted_after_lost_answer_raises_indeterminate_error() -> None:
-    blob = steady(ForgetfulBlob(MemoryBlob(), script=[Fate.ANSWER_LOST]))
+    blob = retrying(ForgetfulBlob(MemoryBlob(), script=[Fate.ANSWER_LOST]))
     with pytest.raises(IndeterminateError, match="is unknown"):
         blob.create("log/0", b"ours")
 
@@ -113,13 +113,15 @@ def test_retrying_create_of_key_deleted_after_lost_answer_raises_indeterminate_e
 class FailingBlob(MemoryBlob):
     """Store that raises one of the given errors per call, and then works."""
 
-    def __init__(self, errors: list[StoreError], each: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self, errors: list[StoreError], on_call: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__(name="memory:failing")
         self._errors = errors
-        self._each = each
+        self._on_call = on_call
 
     def _open(self) -> None:
-        self._each()
+        self._on_call()
         super()._open()
         if self._errors:
             raise self._errors.pop(0)
@@ -128,7 +130,7 @@ class FailingBlob(MemoryBlob):
 @pytest.mark.parametrize("error", [StoreRefused("no"), DurabilityLost("no")])
 def test_retrying_blob_raises_permanent_error_without_retry(error: StoreError) -> None:
     clock = EagerClock()
-    blob = steady(FailingBlob([error]), clock)
+    blob = retrying(FailingBlob([error]), clock)
     with pytest.raises(type(error)):
         blob.get("k")
     assert clock.waits_ms == []
@@ -146,14 +148,14 @@ def test_retrying_create_refused_after_lost_answer_raises_indeterminate_error() 
             return lossy.create(key, data)
 
     with pytest.raises(IndeterminateError) as told:
-        steady(ThenRefused(MemoryBlob(shelf))).create("log/0", b"ours")
+        retrying(ThenRefused(MemoryBlob(shelf))).create("log/0", b"ours")
     assert told.value.hint == "Ask for them."
     assert MemoryBlob(shelf).get("log/0") == b"ours"
 
 
 def test_retrying_put_backs_off_and_writes_same_bytes() -> None:
     clock = EagerClock()
-    blob = steady(FailingBlob([DeterminateError("not now")] * 12), clock)
+    blob = retrying(FailingBlob([DeterminateError("not now")] * 12), clock)
     blob.put("k", b"same")
     assert blob.get("k") == b"same"
     assert len(clock.waits_ms) == 12
@@ -167,9 +169,9 @@ def test_retrying_blob_reports_failing_operation_in_statistics_and_log(
     caplog.set_level(logging.INFO, "penstock.durable")
     clock = EagerClock()
     seen = []
-    blob = steady(
+    blob = retrying(
         FailingBlob(
-            [DeterminateError("not now")] * 20, each=lambda: seen.append(blob.statistics())
+            [DeterminateError("not now")] * 20, on_call=lambda: seen.append(blob.statistics())
         ),
         clock,
     )
@@ -201,7 +203,7 @@ def test_retrying_blob_reports_failing_operation_in_statistics_and_log(
 
 
 def test_retrying_blob_statistics_count_operations_and_bytes() -> None:
-    blob = steady(MemoryBlob())
+    blob = retrying(MemoryBlob())
     blob.put("a", b"four")
     assert blob.create("b", b"sixsix")
     assert not blob.create("b", b"again")
@@ -221,7 +223,7 @@ def test_retrying_create_beyond_patience_raises_error_of_its_attempts(
 ) -> None:
     clock = EagerClock()
     began_ms = clock.boot_ms()
-    blob = steady(UnreliableBlob(MemoryBlob(), script=[fate] * 1_000), clock, patience_ms=10_000)
+    blob = retrying(UnreliableBlob(MemoryBlob(), script=[fate] * 1_000), clock, patience_ms=10_000)
     with pytest.raises(kind):
         blob.create("log/0", b"ours")
     assert clock.boot_ms() - began_ms == 10_000
@@ -229,7 +231,7 @@ def test_retrying_create_beyond_patience_raises_error_of_its_attempts(
 
 def test_retrying_create_with_one_indeterminate_attempt_raises_indeterminate_error() -> None:
     script = [Fate.FAILED, Fate.REQUEST_LOST, *[Fate.FAILED] * 1_000]
-    blob = steady(UnreliableBlob(MemoryBlob(), script=script), patience_ms=10_000)
+    blob = retrying(UnreliableBlob(MemoryBlob(), script=script), patience_ms=10_000)
     with pytest.raises(IndeterminateError):
         blob.create("log/0", b"ours")
 

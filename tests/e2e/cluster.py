@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.demo.process import free_port, free_ports
 from penstock.engine.java import find_java, launcher_home
 from penstock.engine.spark import NEWEST_JAVA
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
+from penstock.servers.process import free_port, free_ports
 from tests.e2e.process import Up, descendants, rest, until
 from tests.fix_objects import _IDENTITIES, BUCKET, ObjectServer
 
@@ -65,26 +65,27 @@ class Cluster:
     environment: dict[str, str]
     """Environment of the tasks, such as the S3 endpoint."""
 
+    host: str = "127.0.0.1"
     port: int = field(default_factory=free_port)
     workers: "list[subprocess.Popen[bytes]]" = field(default_factory=list)
     master: "subprocess.Popen[bytes] | None" = None
 
     @property
     def url(self) -> str:
-        return f"spark://127.0.0.1:{self.port}"
+        return f"spark://{self.host}:{self.port}"
 
-    def start(self) -> None:
-        places = ("--host", "127.0.0.1", "--port", str(self.port), "--webui-port", "0")
+    def start(self, workers: int = WORKERS) -> None:
+        places = ("--host", self.host, "--port", str(self.port), "--webui-port", "0")
         self.master = self._run("master", "org.apache.spark.deploy.master.Master", *places)
         until(lambda: "I have been elected leader" in self.log_of("master"), "the master")
-        for _ in range(WORKERS):
+        for _ in range(workers):
             self.add_worker()
 
     def add_worker(self) -> None:
         name = f"worker-{len(self.workers)}"
         work = self.folder / name
         work.mkdir()
-        words = ("--host", "127.0.0.1", "--webui-port", "0", "--cores", "1", "--memory", "1g")
+        words = ("--host", self.host, "--webui-port", "0", "--cores", "1", "--memory", "1g")
         program = "org.apache.spark.deploy.worker.Worker"
         self.workers.append(self._run(name, program, *words, "--work-dir", str(work), self.url))
         until(lambda: "Successfully registered with master" in self.log_of(name), name)
@@ -134,7 +135,7 @@ class Cluster:
                     **os.environ,
                     **self.environment,
                     "SPARK_HOME": str(home),
-                    "SPARK_LOCAL_IP": "127.0.0.1",
+                    "SPARK_LOCAL_IP": self.host,
                     "SPARK_DAEMON_MEMORY": "256m",
                     "JAVA_HOME": str(launcher_home(find_java(newest=NEWEST_JAVA))),
                 },

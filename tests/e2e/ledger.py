@@ -17,7 +17,7 @@ from typing import Final
 
 import psycopg
 
-from penstock.demo.shop import BOOKS, Books, Traffic, open_shop, what_is_wrong
+from penstock.demo.shop import BOOKS, Books, Traffic, describe_imbalance, open_shop
 from penstock.demo.shop import TABLES as SHOP_TABLES
 from penstock.errors import UsageError
 
@@ -86,7 +86,7 @@ class State:
     def torn(self) -> str:
         """Return the cross-table invariants that do not hold; an empty string if all do."""
         ledgers, money = self.checksum[0], self.checksum[2] + self.checksum[5]
-        wrong = [what_is_wrong(self.books)]
+        wrong = [describe_imbalance(self.books)]
         if ledgers != 1:
             wrong.append(f"{ledgers} rows in ledger, not 1")
         if money != MONEY:
@@ -181,9 +181,9 @@ class LedgerTraffic(Traffic):
         self._version = version
 
     def _move_money(self, connection: psycopg.Connection, version: int) -> None:
-        payer, payee = (self.chance.randint(1, ACCOUNTS) for _ in range(2))
-        amount = self.chance.randint(-100, 100)
-        match self.chance.randrange(10):
+        payer, payee = (self.rng.randint(1, ACCOUNTS) for _ in range(2))
+        amount = self.rng.randint(-100, 100)
+        match self.rng.randrange(10):
             case 0:  # A savings account is closed.
                 connection.execute(
                     "WITH closed AS (DELETE FROM savings WHERE id = %s RETURNING balance)"

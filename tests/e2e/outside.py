@@ -29,7 +29,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.demo.comparison import FEWEST_ROWS, position, rows_in_collection, time_at
 from penstock.errors import PenstockError
 from penstock.failpoints import ENVIRONMENT, Action, Failpoint
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.e2e.ledger import TABLES
 from tests.e2e.observer import Observer, PostgresEndpoint
 from tests.e2e.process import PATIENCE_S, Up, lines, rest, until, well
@@ -348,7 +348,7 @@ class Outside:
                     if excess:
                         first = next(iter(excess))
                         wrong.append(f"{name}: {copy} {what} {excess.total()} rows, as {first}")
-        made = self.stage.traffic.made
+        made = self.stage.traffic.counts
         if rows < FEWEST_ROWS or not made.updates or not made.deletes:
             wrong.append(f"{rows} rows and {made} prove nothing")
         return wrong

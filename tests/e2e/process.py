@@ -78,9 +78,9 @@ class Up:
 
         def find_url() -> "re.Match[str] | None":
             self.check()
-            return re.search(r"the page is at (\S+)", self.output())
+            return re.search(r"status page: (\S+)", self.output())
 
-        match = until(find_url, "the page")
+        match = until(find_url, "the status page")
         assert match is not None
         return match[1]
 

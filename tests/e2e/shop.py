@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.demo.comparison import Places
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.e2e.ledger import TABLES, LedgerTraffic
 from tests.e2e.observer import Endpoint, PostgresEndpoint, SqliteEndpoint
 from tests.fix_postgres import QUICK

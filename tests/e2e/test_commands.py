@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.e2e.process import Up, descendants, java_of, lines, penstock, until, well
 
 pytestmark = [pytest.mark.spark, pytest.mark.long]
@@ -265,14 +265,14 @@ def _rests_and_goes_on(shop: Shop, up: Up) -> None:
 
 def _check_maintenance(shop: Shop, up: Up) -> None:
     """Check compact and resync by the owner, and rejected requests."""
-    assert shop.well("compact", LAKE).count("its owner has compacted it") == 3
-    assert "compared and mended" in shop.well("resync", LAKE, "shop", "public.orders")
+    assert shop.well("compact", LAKE).count("compacted by its owner") == 3
+    assert "shop: compared, " in shop.well("resync", LAKE, "shop", "public.orders")
     refused = shop.penstock("resync", LAKE, "one")
     assert refused.returncode == 1
     assert 'materialization "one" cannot resync' in refused.stderr
-    unknown = shop.penstock("pause", LAKE, "nobody")
+    unknown = shop.penstock("pause", LAKE, "missing")
     assert unknown.returncode == 1
-    assert 'has no source or materialization "nobody"' in unknown.stderr
+    assert 'has no source or materialization "missing"' in unknown.stderr
     up.check()
 
 
@@ -328,7 +328,7 @@ def test_removed_table_is_dropped_with_allow_drop(shop: Shop) -> None:
     shop.well("up", file, "--once", "--http", "none")
     assert shop.ids("shop.public.orders") == [*range(1, 21)]
     shop.write(tables="public.orders, public.extra")
-    assert "table public.customers is left out" in shop.well("plan", file)
+    assert "table public.customers is removed" in shop.well("plan", file)
     refused = shop.penstock("up", file, "--once", "--http", "none")
     assert refused.returncode == 1
     assert "--allow-drop" in refused.stderr

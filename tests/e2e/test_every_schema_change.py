@@ -24,12 +24,12 @@ from penstock import persist
 from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.cli.main import app
 from penstock.ingest import tasks as ingest
-from penstock.materialize import running as materialize
-from penstock.materialize.here import TasksHere
+from penstock.materialize import tasks as materialize
+from penstock.materialize.runner import LocalRunner
 from penstock.persist.state import END
 from penstock.pipeline import load
-from penstock.pipeline.supervisor import Supervisor
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
+from penstock.supervisor import Supervisor
 from tests.e2e.process import until
 from tests.ingest.equality import difference
 
@@ -137,14 +137,14 @@ CASES = [
         f"{ID}, v int",
         "g, g",
         "ALTER TABLE T ALTER id TYPE bigint;INSERT INTO T VALUES (1::bigint << 40, 1)",
-        error="its primary key was made",
+        error="its primary key was dropped and added",
     ),
     Case(
         "key_to_text",
         f"{ID}, v int",
         "g, g",
         "ALTER TABLE T ALTER id TYPE text;INSERT INTO T VALUES ('x', 1)",
-        error="its primary key was made",
+        error="its primary key was dropped and added",
         recreated=("sqlite", "postgres"),
     ),
     Case(
@@ -319,7 +319,7 @@ CASES = [
         "g, g",
         "ALTER TABLE T DROP CONSTRAINT T_pkey; ALTER TABLE T ADD PRIMARY KEY (id);"
         "INSERT INTO T VALUES (20, 1)",
-        error="its primary key was made",
+        error="its primary key was dropped and added",
     ),
     Case(
         "key_dropped",
@@ -380,7 +380,7 @@ CASES = [
         f"{ID}, v int",
         "g, g",
         "ALTER PUBLICATION changed DROP TABLE T; INSERT INTO T VALUES (20, 1)",
-        error="is not in publication",
+        error="was removed from publication",
     ),
     Case("vacuumed", f"{ID}, v int", "g, g", "DELETE FROM T WHERE id = 2; VACUUM FULL T"),
     Case("untouched", f"{ID}, v int", "g, g", "INSERT INTO T VALUES (20, 1)"),
@@ -423,7 +423,7 @@ class Pipeline:
         pipeline, stop = load(self.file), threading.Event()
         tasks = [
             *ingest.tasks_of(pipeline, jobs=None),
-            *materialize.tasks_of(pipeline, jobs=TasksHere(), allow_drop=allow_drop, stop=stop),
+            *materialize.tasks_of(pipeline, jobs=LocalRunner(), allow_drop=allow_drop, stop=stop),
         ]
         running = Supervisor(tasks, stop, restarts=True)
         thread = threading.Thread(target=running.run, kwargs={"once": False})
@@ -527,7 +527,7 @@ def _execute(database: Database, case: Case, statements: str) -> None:
 
 def _prepare_resync(database: Database, case: Case, hint: str) -> list[str]:
     """Carry out the first steps of a hint; return its `penstock resync` command."""
-    assert bool(case.undo) == ("Undo that" in hint), (case.name, hint)
+    assert bool(case.undo) == ("Undo the change" in hint), (case.name, hint)
     _execute(database, case, case.undo)
     if case.name != "remade":  # It is published already.
         for statement in re.findall(r"ALTER PUBLICATION [^;]*;", hint):
@@ -566,10 +566,10 @@ def test_every_schema_change_ends_equal_or_in_an_error_with_a_remedy(
         pipeline.await_marker(1_003)
         degraded = {
             name.removeprefix("in_"): {
-                each["collection"]: each["hint"] for each in told["degraded"]
+                frozen.collection: frozen.hint for frozen in status.materialization.degraded
             }
-            for name, told in running.status().items()
-            if "degraded" in told
+            for name, status in running.status().items()
+            if status.kind == "materialization"
         }
         assert {(case.name, endpoint) for case in CASES for endpoint in case.recreated} == {
             (name.removeprefix("shop.public."), endpoint)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.cli.signals import FENCED
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.e2e.process import Up, lines, until, well
 
 HTTP = ("--http", "127.0.0.1:0")

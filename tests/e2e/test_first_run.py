@@ -13,7 +13,7 @@ import pytest
 
 from penstock import persist
 from penstock.durable import checksum_of
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.e2e.process import Up, lines, penstock, until, well
 
 SECRET = "n0t-to-be-seen"

@@ -6,7 +6,7 @@ from typing import Any
 from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist import Settings
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.e2e.process import Up, until
 from tests.shared_postgres import QUICK
 
@@ -45,7 +45,7 @@ def test_up_with_hung_endpoint_reports_it_stops_in_time_and_resumes(
         return "".join(
             str(materialization["error"])
             for location in inspect_lake(f"file:{tmp_path}/lake", Settings())
-            for materialization in location["materializations"]
+            for materialization in location.to_json()["materializations"]
         )
 
     with PostgresServer(settings=QUICK) as server:

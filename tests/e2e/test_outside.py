@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 from tests.e2e.ledger import History, LedgerTraffic, State
 from tests.e2e.observer import Checker, PostgresEndpoint, TableMissing
 from tests.e2e.outside import Figures, outside

@@ -7,7 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.e2e.process import Up, lines, penstock, until, well
 
 PIPELINE = """\

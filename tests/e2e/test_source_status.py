@@ -3,8 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from penstock.testing.postgres import PostgresServer
+from penstock.servers.postgres import PostgresServer
 from tests.e2e.process import Up, lines, until, well
+from tests.fix_kafka import make_broker
 from tests.shared_postgres import QUICK
 
 LAKE = "file:./lake"
@@ -16,6 +17,14 @@ tick: 250ms
 sources:
   shop:
     postgres: {{url: "{url}", tables: [public.item]}}
+"""
+
+CLICKS = """\
+location: file:./lake
+tick: 250ms
+sources:
+  clicks:
+    kafka: {{brokers: "{brokers}", topic: clicks, format: text}}
 """
 
 
@@ -79,3 +88,21 @@ def test_source_with_hung_server_has_unknown_lag_and_is_not_ready(tmp_path: Path
                 assert reason == 'source "shop" to connect: the connection is being opened'
                 assert_lag_is_unknown(tmp_path, up, "shop", "lag_bytes")
                 assert up.terminate() == 0
+
+
+def test_starting_kafka_source_is_listed_as_source_with_unknown_lag(tmp_path: Path) -> None:
+    with make_broker() as broker:
+        broker.create_topic("clicks", partitions=1)
+        file = tmp_path / "pipeline.yaml"
+        file.write_text(CLICKS.format(brokers=broker.bootstrap))
+        with Up(tmp_path, "ingest", file.name, *HTTP) as up:
+            up.await_ready("clicks")
+            assert up.terminate() == 0
+        with broker.hung(), Up(tmp_path, "ingest", file.name, *HTTP) as up:
+            until(lambda: state(up, "clicks") is not None, "the source on the status page")
+            assert waits_for(up)
+            assert up.state()["materializations"] == []
+            reported = status(tmp_path)
+            assert [*reported["source"]] == ["clicks"]
+            assert reported["materialization"] == {}
+            assert_lag_is_unknown(tmp_path, up, "clicks", "lag_records")

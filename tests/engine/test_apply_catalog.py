@@ -6,10 +6,10 @@ import pytest
 
 from penstock.catalog.objects import known_objects
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine import up
+from penstock.engine import apply
 from penstock.errors import UsageError
 from penstock.pipeline import Pipeline
-from penstock.pipeline.supervisor import Task
+from penstock.supervisor import Task
 
 SECTION = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
 
@@ -24,28 +24,28 @@ class NoCollections:
 def test_dropped_object_leaves_catalog_after_lock_is_free(tmp_path, monkeypatch):
     lake = f"file:{tmp_path}/lake"
     written = {"location": lake, "sources": {"shop": SECTION, "till": SECTION}}
-    following = up._Following(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
+    catalog = apply._CatalogUpdates(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
     tasks = [
         Task(name, "source", f"{lake}/{name}", "w", lambda _: None, lambda _client, _keep: None)
         for name in ("shop", "till")
     ]
     for task in tasks:
-        following.followed(task).build(None)
-    forget, failures = up.remove_object, ["first", "second"]
+        catalog.with_catalog(task).build(None)
+    forget, failures = apply.remove_object, ["first", "second"]
 
     def locked(*given, **named):
         if failures:
             raise UsageError(f"the catalog is locked, for the {failures.pop(0)} time")
         return forget(*given, **named)
 
-    monkeypatch.setattr(up, "remove_object", locked)
+    monkeypatch.setattr(apply, "remove_object", locked)
     task = tasks[0]
     with pytest.raises(UsageError, match="for the first time"):
-        following.forget(task)
+        catalog.forget(task)
     ended = threading.Event()
     ended.set()
-    following.follow(ended, NoCollections())
+    catalog.follow(ended, NoCollections())
     names = ["shop", "shop_remap", "shop_progress", "till", "till_remap", "till_progress"]
     assert [entry.name for entry in known_objects(lake)] == names
-    following.follow(ended, NoCollections())
+    catalog.follow(ended, NoCollections())
     assert [entry.name for entry in known_objects(lake)] == names[3:]

@@ -1,9 +1,9 @@
-"""Jars from a repository on loopback, with failures."""
+"""Jars from a repository on loopback, resolved by Spark's resolver and by Maven."""
 
 import base64
 import hashlib
 import io
-import re
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +22,7 @@ import pytest
 from penstock.engine import jars as the_jars
 from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins, unpacked
 from penstock.errors import UsageError
-from penstock.testing import kafka
+from penstock.servers import kafka
 
 SPARK = "org.apache.spark:spark-sql-kafka-0-10_2.13"
 
@@ -75,14 +75,20 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
                 repository.login is not None
                 and self.headers.get("Authorization") != repository.login
             ):
-                self.send_error(401)
+                self.send_response(401)
+                self.send_header("WWW-Authenticate", 'Basic realm="house"')
+                self.end_headers()
             elif path in repository.files:
                 self.send_response(200)
                 self.send_header("Content-Length", str(len(repository.files[path])))
                 self.end_headers()
-                self.wfile.write(repository.files[path])
+                if self.command == "GET":
+                    self.wfile.write(repository.files[path])
             else:
                 self.send_error(404)
+
+        def do_HEAD(self) -> None:
+            self.do_GET()
 
         def log_message(self, *_: object) -> None:
             pass
@@ -92,7 +98,6 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     thread.start()
     repository.url = f"http://127.0.0.1:{server.server_port}"
     monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", repository.url)
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path / "jars"))
     monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
@@ -109,18 +114,19 @@ def test_jar_is_fetched_once(repository: Repository) -> None:
     (file,) = jars_for([jar])
     assert file == jars_folder() / "one-1.0.jar"
     assert file.read_bytes() == repository.files[jar.path]
-    assert repository.requested == ["org/example/one/1.0/one-1.0.jar"]
+    assert set(repository.requested) == {"org/example/one/1.0/one-1.0.jar"}
+    repository.requested.clear()
     assert jars_for([jar]) == [file]
-    assert len(repository.requested) == 1
+    assert repository.requested == []
 
 
 def test_jar_with_wrong_hash_is_not_stored(repository: Repository) -> None:
     jar = repository.put("org.example:one:1.0")
     repository.files[jar.path] += b"more"
-    with pytest.raises(UsageError, match="could not be fetched") as refused:
+    with pytest.raises(UsageError, match="could not resolve") as refused:
         jars_for([jar])
-    assert "what arrived is not this jar" in refused.value.detail
-    assert list(jars_folder().iterdir()) == []
+    assert "one-1.0.jar does not have the pinned SHA-256" in refused.value.detail
+    assert [file.name for file in jars_folder().iterdir()] == [".lock"]
 
 
 def test_jar_without_a_hash_is_rejected_and_not_fetched(repository: Repository) -> None:
@@ -169,35 +175,37 @@ def test_damaged_jar_is_fetched_again(repository: Repository) -> None:
 
 
 def test_concurrent_fetches_store_complete_jars_only(repository: Repository) -> None:
-    wanted = [repository.put(f"org.example:jar{number}:1.0") for number in range(3)]
+    listed = [repository.put(f"org.example:jar{number}:1.0") for number in range(3)]
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda _: jars_for(wanted), range(8)))
-    assert found == [[jars_folder() / jar.file for jar in wanted]] * 8
-    for jar in wanted:
+        results = list(pool.map(lambda _: jars_for(listed), range(8)))
+    assert results == [[jars_folder() / jar.file for jar in listed]] * 8
+    for jar in listed:
         assert (jars_folder() / jar.file).read_bytes() == repository.files[jar.path]
-    assert len(list(jars_folder().iterdir())) == 3
+    assert len(list(jars_folder().iterdir())) == 4  # With the lock.
 
 
-def test_unreachable_repository_error_lists_files_and_folder(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
+def test_unreachable_repository_error_lists_files_and_folder_without_secrets(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    here, wrong = repository.put("org.example:here:1.0"), repository.put("org.example:wrong:1.0")
+    stored, wrong = repository.put("org.example:stored:1.0"), repository.put("org.example:wrong:1")
     absent = [Jar.of("org.example:one:1.0", "0" * 64), Jar.of("org.example.deep:two:2.0", "1" * 64)]
-    jars_for([here])
+    jars_for([stored])
     (jars_folder() / wrong.file).write_bytes(b"no jar")
-    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", "http://user:secret@127.0.0.1:1/maven")
+    url = "http://user:secret@127.0.0.1:1/maven?token=secret"
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", url)
     with pytest.raises(UsageError) as refused:
-        jars_for([here, wrong, *absent])
+        jars_for([stored, wrong, *absent])
     error = refused.value
-    assert str(error) == 'jar "org.example:wrong:1.0" is not here and could not be fetched'
-    assert 'From repository "http://127.0.0.1:1/maven": Connection refused.' in error.detail
-    assert error.detail.endswith("not what it should be: wrong-1.0.jar.")
-    assert f'Put into folder "{jars_folder()}" these files' in error.hint
+    assert str(error) == 'could not resolve jar "org.example:wrong:1"'
+    assert error.detail.startswith("Spark's resolver reported: ")
+    assert "127.0.0.1:1 (java.net.ConnectException: Connection refused)" in error.detail
+    assert error.detail.endswith("Files with another hash in the folder: wrong-1.jar.")
+    assert f'into folder "{jars_folder()}"' in error.hint
     assert error.hint.endswith(
-        ": org/example/wrong/1.0/wrong-1.0.jar, org/example/one/1.0/one-1.0.jar,"
+        ": org/example/wrong/1/wrong-1.jar, org/example/one/1.0/one-1.0.jar,"
         " org/example/deep/two/2.0/two-2.0.jar"
     )
-    assert "secret" not in f"{error} {error.detail} {error.hint}"
+    assert "secret" not in f"{error} {error.detail} {error.hint} {caplog.text}"
 
 
 def test_file_in_the_folder_is_used(repository: Repository) -> None:
@@ -212,7 +220,7 @@ def test_missing_jar_does_not_stop_fetches_of_others(repository: Repository) -> 
     other = repository.put("org.example:other:1.0")
     with pytest.raises(UsageError) as refused:
         jars_for([Jar.of("org.example:one:1.0", "0" * 64), other])
-    assert "there is no such file" in refused.value.detail
+    assert "org.example#one;1.0: not found" in refused.value.detail
     assert refused.value.hint.endswith(": org/example/one/1.0/one-1.0.jar")
 
 
@@ -225,34 +233,86 @@ def test_jar_in_local_maven_repository_is_used(repository: Repository) -> None:
     assert repository.requested == []
 
 
-@pytest.mark.parametrize(
-    ("of", "used"), [("*", True), ("external:*", True), ("a,central", True), ("*,!central", False)]
-)
-def test_mirror_of_maven_settings_is_used_with_its_login(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch, of: str, used: bool
+def test_ivy_settings_of_spark_are_used_with_their_login(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jar = repository.put("org.example:one:1.0")
-    monkeypatch.delenv("DEFAULT_ARTIFACT_REPOSITORY")
-    monkeypatch.setattr(the_jars, "public_repository", lambda: "http://127.0.0.1:1")
-    monkeypatch.setenv("WORD", "of mouth")
+    monkeypatch.setenv("DEFAULT_ARTIFACT_REPOSITORY", "http://127.0.0.1:1")
     repository.login = f"Basic {base64.b64encode(b'me:of mouth').decode()}"
-    settings = Path.home() / ".m2" / "settings.xml"
-    settings.parent.mkdir(parents=True)
+    settings = tmp_path / "ivysettings.xml"
     settings.write_text(f"""
-        <settings xmlns="http://maven.apache.org/SETTINGS/1.0.0">
-          <servers><server>
-            <id>house</id><username>me</username><password>${{env.WORD}}</password>
-          </server></servers>
-          <mirrors><mirror>
-            <id>house</id><mirrorOf>{of}</mirrorOf><url>{repository.url}/</url>
-          </mirror></mirrors>
-        </settings>""")
-    if used:
-        assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
-    else:
-        with pytest.raises(UsageError, match="could not be fetched"):
-            jars_for([jar])
-        assert repository.requested == []
+        <ivysettings>
+          <settings defaultResolver="house"/>
+          <credentials host="127.0.0.1" realm="house" username="me" passwd="of mouth"/>
+          <resolvers>
+            <ibiblio name="house" m2compatible="true" root="{repository.url}/"/>
+          </resolvers>
+        </ivysettings>""")
+    (tmp_path / "spark-defaults.conf").write_text(f"spark.jars.ivySettings  {settings}\n")
+    monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
+    assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
+
+
+MAVEN = """\
+#!/bin/sh
+# Stands for Maven: copies the jars of a POM to the output folder, or fails as Maven does.
+for argument do
+    case $argument in
+        --file=*) pom=${argument#--file=} ;;
+        -DoutputDirectory=*) out=${argument#-DoutputDirectory=} ;;
+    esac
+done
+cp "$pom" "$0.pom"
+if [ -e "$0.jar" ]; then
+    mkdir "$out" && cp "$0.jar" "$out/one-1.0.jar"
+else
+    echo "[ERROR] Failed: Could not transfer artifact org.example:one:jar:1.0 from/to house" \
+        "(https://me:secret@house.example/maven?key=secret): status 401 -> [Help 1]"
+    exit 1
+fi
+"""
+
+
+@pytest.fixture
+def mvn(repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a program that stands for Maven on the PATH."""
+    mvn = tmp_path / "bin" / "mvn"
+    mvn.parent.mkdir()
+    mvn.write_text(MAVEN)
+    mvn.chmod(0o755)
+    monkeypatch.delenv("DEFAULT_ARTIFACT_REPOSITORY")
+    monkeypatch.setenv("PATH", f"{mvn.parent}{os.pathsep}{os.environ['PATH']}")
+    return mvn
+
+
+def test_installed_maven_resolves_jars_without_their_dependencies(
+    repository: Repository, mvn: Path
+) -> None:
+    jar = repository.put("org.example:one:1.0")
+    mvn.with_name("mvn.jar").write_bytes(repository.files[jar.path])
+    assert jars_for([jar])[0].read_bytes() == repository.files[jar.path]
+    assert repository.requested == []
+    pom = mvn.with_name("mvn.pom").read_text()
+    assert "<groupId>org.example</groupId><artifactId>one</artifactId>" in pom
+    assert "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>" in pom
+
+
+def test_jar_from_maven_with_wrong_hash_is_not_stored(repository: Repository, mvn: Path) -> None:
+    jar = repository.put("org.example:one:1.0")
+    mvn.with_name("mvn.jar").write_bytes(b"another")
+    with pytest.raises(UsageError, match="could not resolve") as refused:
+        jars_for([jar])
+    assert "Maven reported: file one-1.0.jar does not have the pinned SHA" in refused.value.detail
+    assert not (jars_folder() / jar.file).exists()
+
+
+def test_failure_of_maven_is_reported_without_secrets(repository: Repository, mvn: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        jars_for([repository.put("org.example:one:1.0")])
+    assert refused.value.detail == (
+        "Maven reported: Could not transfer artifact org.example:one:jar:1.0 from/to house "
+        "(house.example): status 401."
+    )
 
 
 def test_coordinates_with_classifier_select_a_file() -> None:
@@ -264,40 +324,40 @@ def test_coordinates_with_classifier_select_a_file() -> None:
 def test_concurrent_unpacks_unpack_an_archive_once(repository: Repository) -> None:
     program = repository.put_program(files=50)
     with ThreadPoolExecutor(8) as pool:
-        found = set(pool.map(lambda _: unpacked(program), range(8)))
-    assert found == {jars_folder() / "app-1.0-all"}
+        folders = set(pool.map(lambda _: unpacked(program), range(8)))
+    assert folders == {jars_folder() / "app-1.0-all"}
     assert len(list((jars_folder() / "app-1.0-all" / "lib").iterdir())) == 50
     assert not (jars_folder() / ".app-1.0-all").exists()
     # The archive itself is not read again.
     (jars_folder() / program.file).unlink()
-    asked = len(repository.requested)
-    assert unpacked(program) in found
-    assert len(repository.requested) == asked
+    request_count = len(repository.requested)
+    assert unpacked(program) in folders
+    assert len(repository.requested) == request_count
 
 
 KILLED_AT_THE_TENTH = """
 import os, signal, sys
 from penstock.engine.jars import Jar, unpacked
 
-def look(event, given):
+def kill(event, given):
     if event == "open" and str(given[0]).endswith("/lib/10"):
         os.kill(os.getpid(), signal.SIGKILL)
 
-sys.addaudithook(look)
+sys.addaudithook(kill)
 unpacked({program!r})
 """
 
 
 def test_kill_during_unpack_leaves_no_folder(repository: Repository) -> None:
     program = repository.put_program(files=50)
-    folder, half = jars_folder() / "app-1.0-all", jars_folder() / ".app-1.0-all"
+    folder, partial = jars_folder() / "app-1.0-all", jars_folder() / ".app-1.0-all"
     code = KILLED_AT_THE_TENTH.format(program=program)
     done = subprocess.run([sys.executable, "-c", code], check=False)
     assert done.returncode == -signal.SIGKILL
-    assert len(list((half / "lib").iterdir())) == 10
+    assert len(list((partial / "lib").iterdir())) == 10
     assert not folder.exists()
     assert len(list((unpacked(program) / "lib").iterdir())) == 50
-    assert not half.exists()
+    assert not partial.exists()
 
 
 def test_kafka_jars_have_the_version_of_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -329,12 +389,12 @@ def test_kafka_jars_variable_selects_other_jars(monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1", "a:b:1:tar.gz:../c"])
 def test_malformed_coordinates_are_rejected(wrong: str) -> None:
-    with pytest.raises(UsageError, match="cannot be looked for"):
+    with pytest.raises(UsageError, match="of a jar are invalid"):
         Jar.of(wrong)
 
 
 def test_unknown_spark_version_is_rejected() -> None:
-    with pytest.raises(UsageError, match=r'not known for PySpark "9\.9\.9"'):
+    with pytest.raises(UsageError, match=r'no Kafka jars are listed for PySpark "9\.9\.9"'):
         kafka_list("9.9.9")
 
 
@@ -351,13 +411,9 @@ def test_missing_jars_of_installed_spark_fall_back_to_tested_versions(
     """Later starts use them without a request."""
     missing, older = Jar.of("org.example:one:2.0"), repository.put("org.example:one:1.0")
     monkeypatch.setattr(the_jars, "kafka_list", lambda: [missing])
-    monkeypatch.setattr(the_jars, "_tried_instead", lambda: [older])
-    (found,) = the_jars.kafka_jars()
-    assert found.name == "one-1.0.jar"
+    monkeypatch.setattr(the_jars, "_tested_earlier", lambda: [older])
+    (file,) = the_jars.kafka_jars()
+    assert file.name == "one-1.0.jar"
     repository.requested.clear()
-    assert the_jars.kafka_jars() == [found]
+    assert the_jars.kafka_jars() == [file]
     assert repository.requested == []
-
-
-def test_public_repository_is_passed_to_spark_resolver() -> None:
-    assert re.fullmatch(r"https://[^/]+/maven2", the_jars.public_repository())

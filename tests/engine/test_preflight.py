@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from penstock.catalog.diff import Change
-from penstock.engine import up
-from penstock.engine.checking import planned
+from penstock.engine import apply
+from penstock.engine.preflight import plan_file
 from penstock.errors import UsageError
-from penstock.materialize.binding import Rows
-from penstock.materialize.building import _check_deletes
+from penstock.materialize.binding_kind import Rows
+from penstock.materialize.spec_builder import _check_deletes
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.messages import ValidatedBinding
 from penstock.protocol.specs import CollectionSpec
-from penstock.testing.postgres import Database
-from tests.engine.test_up import NOBODY, Shop
+from penstock.servers.postgres import Database
+from tests.engine.test_apply import NOBODY, Shop
 
 KAFKA = """
   clicks:
@@ -47,7 +47,7 @@ materializations:
 
 
 def problems(shop: Shop, rest: str) -> list[Change]:
-    found = [each for each in planned(shop.write(rest)) if each.is_problem]
+    found = [each for each in plan_file(shop.write(rest)) if each.is_problem]
     assert shop.slots() == 0
     assert shop.database.sql("SELECT 1 FROM pg_publication") == []
     assert all(each.hint for each in found), found
@@ -117,7 +117,7 @@ def test_plan_and_up_report_every_problem_and_up_creates_nothing(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Spark starts while the checks run, and would stay in the process of the tests.
-    monkeypatch.setattr(up, "_warm", lambda _: None)
+    monkeypatch.setattr(apply, "_warm", lambda _: None)
     endpoint = json.dumps({"host": "localhost", "port": "abc", "user": "u", "databse": "d"})
     rest = pipeline(shop, endpoint, more=KAFKA, name="postgres")
     found = {(each.action, each.name): each for each in problems(shop, rest)}
@@ -128,7 +128,7 @@ def test_plan_and_up_report_every_problem_and_up_creates_nothing(
     assert any(hint.endswith("penstock connector spec postgres") for hint in hints), hints
     assert any('has a key "databse", which does not exist' in what for what in whats)
     with pytest.raises(UsageError, match="cannot be run: 3 problems") as refused:
-        up.run(shop.file, once=True)
+        apply.run(shop.file, once=True)
     assert len(refused.value.problems) == 3
     assert 'Did you mean "database"?' in refused.value.detail
     assert "\n   hint: " in refused.value.detail
@@ -153,10 +153,10 @@ def test_plan_lists_the_columns_that_are_omitted_with_the_reason(shop: Shop) -> 
         f"{{path: {shop.folder}/shop.db}}",
         options="tables: [{name: public.wide, exclude: [photo]}]",
     ).replace("shop.public.a,", "shop.public.wide,")
-    notes = [each.what for each in planned(shop.write(rest)) if each.action == "note"]
+    notes = [each.what for each in plan_file(shop.write(rest)) if each.action == "note"]
     assert (
         "collection shop.public.wide omits column photo: it is excluded in the pipeline file"
-        in (notes)
+        in notes
     )
     assert any("omits column twice: it is a generated column" in note for note in notes)
     assert any("resource orders omits column Name: column" in note for note in notes), notes

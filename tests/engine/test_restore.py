@@ -11,8 +11,8 @@ import penstock.ingest
 import penstock.materialize
 from penstock import persist
 from penstock.errors import UsageError
-from penstock.materialize import TasksHere
-from penstock.testing.postgres import Database
+from penstock.materialize import LocalRunner
+from penstock.servers.postgres import Database
 
 
 class Shop:
@@ -50,7 +50,7 @@ materializations:
         penstock.ingest.run(self.file, once=True)
 
     def materialize(self) -> None:
-        penstock.materialize.run(self.file, jobs=TasksHere(), once=True)
+        penstock.materialize.run(self.file, jobs=LocalRunner(), once=True)
 
     def upstream(self) -> list[tuple[object, ...]]:
         return [(int(id), int(n)) for id, n in self.database.sql("SELECT id, n FROM t ORDER BY id")]
@@ -93,7 +93,7 @@ def test_restored_lake_with_newer_endpoint_is_rejected_until_backfill(shop: Shop
     shop.materialize()  # The copy has no changes to materialize.
     shop.ingest()
     for _ in range(2):
-        with pytest.raises(UsageError, match="knows nothing of") as refused:
+        with pytest.raises(UsageError, match="is ahead of its recovery log") as refused:
             shop.materialize()
         assert "restored from an earlier copy" in refused.value.detail
     shop.write(backfill=1)

@@ -3,11 +3,14 @@
 import os
 import subprocess
 import sys
+import threading
 import zipfile
 from pathlib import Path
 
 import pytest
 
+from penstock.engine.shared_session import spark as shared_session
+from penstock.errors import TransientError
 from tests.fix_spark import home_of_links
 
 pytestmark = pytest.mark.spark
@@ -17,12 +20,12 @@ import os, signal, threading
 from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from penstock.cli.log_format import log_to_stderr
-from penstock.engine.kept.spark import KeptSession
+from penstock.engine.shared_session.spark import SharedSession
 from penstock.errors import TransientError
 
 log_to_stderr()
 starts = []
-kept = KeptSession("local[1]", starts=lambda: starts.append(1))
+kept = SharedSession("local[1]", starts=lambda: starts.append(1))
 first = kept.get()
 assert kept.get() is first
 assert first.range(5).count() == 5
@@ -77,16 +80,16 @@ def test_killed_jvm_is_replaced(tmp_path: Path) -> None:
     assert (ended.returncode, ended.stdout) == (0, "done\n"), ended.stderr[-3_000:]
     assert "Traceback" not in ended.stderr
     assert "Exception while sending command" not in ended.stderr
-    assert ended.stderr.count("the JVM of Spark has ended") == 1
+    assert ended.stderr.count("JVM of Spark ended") == 1
 
 
 JARS = """
 import sys, threading, zipfile
 from pathlib import Path
-from penstock.engine.kept.spark import KeptSession
+from penstock.engine.shared_session.spark import SharedSession
 
 ours = Path("our own.jar")
-kept = KeptSession("local-cluster[1,1,1024]", jars=lambda: [ours])
+kept = SharedSession("local-cluster[1,1,1024]", jars=lambda: [ours])
 spark = kept.get()
 
 def seen(_):
@@ -133,3 +136,16 @@ def test_jars_are_available_to_driver_and_tasks_with_configured_jars(
     there = [True, True, False]
     said = f"{[there, there]} ['our own.jar', 'their.jar']\n"
     assert (ended.returncode, ended.stdout) == (0, said), ended.stderr[-3_000:]
+
+
+def test_get_of_session_that_still_starts_ends_at_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    stop, ready = threading.Event(), threading.Event()
+
+    def start(**_options: object) -> None:
+        stop.set()
+        ready.wait(60)
+
+    monkeypatch.setattr(shared_session, "session", start)
+    with pytest.raises(TransientError, match="stopped before Spark was ready"):
+        shared_session.SharedSession("local[1]", stop=stop).get()
+    ready.set()

@@ -180,7 +180,7 @@ def test_session_finds_running_session_by_context(spark: SparkSession) -> None:
 
 
 def test_session_with_other_master_raises_usage_error(spark: SparkSession) -> None:
-    with pytest.raises(UsageError, match=r'master "local\[2\]", not with "local\[7\]"') as raised:
+    with pytest.raises(UsageError, match=r'master "local\[2\]", not "local\[7\]"') as raised:
         session(master="local[7]")
     assert "stop that session" in raised.value.hint
 
@@ -286,7 +286,7 @@ def test_session_returns_running_connect_session(connected: Any) -> None:
 
 def test_session_with_other_connect_server_raises_usage_error(connected: object) -> None:
     for master in ("local[2]", "sc://spark.example:1", "sc://other.example"):
-        with pytest.raises(UsageError, match="runs here with master"):
+        with pytest.raises(UsageError, match="already runs with master"):
             session(master=master)
 
 
@@ -305,7 +305,7 @@ SECRETIVE = [
 def test_secret_in_master_is_not_in_errors_and_logs(
     spark: SparkSession, master: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with pytest.raises(UsageError, match="runs here with master") as raised:
+    with pytest.raises(UsageError, match="already runs with master") as raised:
         session(master=master)
     told = [str(raised.value), raised.value.detail, raised.value.hint, *caplog.messages]
     assert "hunter2" not in repr(told)
@@ -317,7 +317,7 @@ def test_secret_in_master_is_removed_from_spark_errors(master: str, repeated: bo
     said = f"cannot use {master}" if repeated else "no such host"
     with (
         pytest.raises(UsageError, match="could not start with master") as raised,
-        door._told_as_ours(master),
+        door._mapped_start_errors(master),
     ):
         raise ValueError(said)
     shown = "".join(traceback.format_exception(raised.value))

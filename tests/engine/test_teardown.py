@@ -11,15 +11,15 @@ import penstock.materialize
 from penstock import persist
 from penstock.catalog.objects import RequestedObject, known_objects, remove_object, update_catalog
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine.dropping import drop_object, leave_tables
+from penstock.engine.teardown import drop_object, drop_removed_tables
 from penstock.errors import IndeterminateError, UsageError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest.tasks import tasks_of
-from penstock.materialize import TasksHere
+from penstock.materialize import LocalRunner
 from penstock.persist.holds import list_holds
 from penstock.persist.store import open_store
 from penstock.pipeline import load, load_unresolved
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 
 WRITER = "w"
 
@@ -56,7 +56,7 @@ materializations:
 
     def bring(self) -> None:
         penstock.ingest.run(self.file, once=True)
-        penstock.materialize.run(self.file, jobs=TasksHere(), once=True)
+        penstock.materialize.run(self.file, jobs=LocalRunner(), once=True)
         written = load_unresolved(self.file)
         wanted = [RequestedObject("shop", "source", written["sources"]["shop"])]
         wanted += [RequestedObject("desk", "materialization", written["materializations"]["desk"])]
@@ -191,7 +191,7 @@ def test_publication_is_dropped_with_its_last_source(shop: Shop) -> None:
 def test_table_of_another_source_stays_published(shop: Shop, name: str) -> None:
     follow_with_another(shop, name)
     shop.write("[public.a]")
-    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    drop_removed_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
     assert "shop.public.b" not in shop.collections()
     assert shop.published() == {"a", "b"}
 
@@ -201,7 +201,7 @@ def test_drop_keeps_publication_of_same_source_name_in_another_lake(shop: Shop) 
     for slot in shop.slots():
         shop.database.sql("SELECT pg_drop_replication_slot(%s)", [slot])
     file.write_text(file.read_text().replace(", public.b]", "]"))
-    leave_tables("shop", load(file), clock=SYSTEM_CLOCK)
+    drop_removed_tables("shop", load(file), clock=SYSTEM_CLOCK)
     assert shop.published() == {"a", "b"}
 
 
@@ -214,17 +214,17 @@ def test_table_can_be_removed_with_publication_for_all_tables(shop: Shop) -> Non
         f"COMMENT ON PUBLICATION penstock IS '{comment}'"
     )
     shop.write("[public.a]")
-    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    drop_removed_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
     assert "shop.public.b" not in shop.collections()
 
 
 def test_removed_table_is_unpublished_and_added_table_is_published(shop: Shop) -> None:
     shop.database.sql("CREATE TABLE c (id int PRIMARY KEY); INSERT INTO c VALUES (7)")
     shop.write("[public.a, public.c]")
-    with pytest.raises(UsageError, match="does not name it any more"):
+    with pytest.raises(UsageError, match="is tracked, but missing in the file"):
         penstock.ingest.run(shop.file, once=True)
-    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
-    leave_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    drop_removed_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
+    drop_removed_tables("shop", load(shop.file), clock=SYSTEM_CLOCK)
     assert "shop.public.b" not in shop.collections()
     penstock.ingest.run(shop.file, once=True)
     assert shop.published() == {"a", "c"}
@@ -254,9 +254,9 @@ def test_kafka_source_is_dropped_without_its_secrets_and_files(tmp_path: Path) -
 def test_drop_with_missing_secret_raises_usage_error(shop: Shop) -> None:
     said = {"postgres": {"url": "postgresql://u:(not kept)@h/d"}}
     [known] = update_catalog(shop.lake, lambda _: [RequestedObject("old", "source", said)])
-    with pytest.raises(UsageError, match="cannot be reached to be dropped") as refused:
+    with pytest.raises(UsageError, match="cannot be dropped") as refused:
         drop_object(known, shop.lake, writer=WRITER)
-    assert "not kept" in refused.value.detail
+    assert "does not store secrets" in refused.value.detail
 
 
 def test_drop_with_unset_variable_names_it(shop: Shop) -> None:

@@ -10,7 +10,7 @@ request or the end of standard input. Their exit statuses are
     4  stopped because the outcome of a write is indeterminate
     5  another id holds the lock
 
-PENSTOCK_PLANTED names the bug to plant; see `planted.py`.
+PENSTOCK_PLANTED names the bug to plant; see `planted_bugs.py`.
 """
 
 import json
@@ -43,7 +43,7 @@ from penstock.persist import (
 )
 from penstock.testing.stores import UnreliableBlob
 from tests.faults.history import Recorder, Scribe
-from tests.faults.planted import planted
+from tests.faults.planted_bugs import planted
 
 SOURCE = Path(__file__).parents[2]
 PATIENCE_S = 180
@@ -99,7 +99,7 @@ class Child:
             },
         )
 
-    def tell(self, line: str) -> None:
+    def send(self, line: str) -> None:
         """Send a line, unless the process has closed its input."""
         assert self.process.stdin is not None
         try:
@@ -108,18 +108,18 @@ class Child:
         except BrokenPipeError:
             pass
 
-    def hear(self, *, timeout_s: float = PATIENCE_S) -> str:
+    def receive(self, *, timeout_s: float = PATIENCE_S) -> str:
         """Return the next line, or an empty string when the process has ended."""
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], timeout_s)
         if not ready:
-            raise TimeoutError(f"{self.who} says nothing")
+            raise TimeoutError(f"{self.who} sends nothing")
         return self.process.stdout.readline().decode().strip()
 
-    def ask(self, line: str, *, timeout_s: float = PATIENCE_S) -> str:
+    def request(self, line: str, *, timeout_s: float = PATIENCE_S) -> str:
         """Send a line and return the answer."""
-        self.tell(line)
-        return self.hear(timeout_s=timeout_s)
+        self.send(line)
+        return self.receive(timeout_s=timeout_s)
 
     def wait(self, *, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the end of the process, and return its exit status."""
@@ -174,7 +174,7 @@ class _Process:
         writer = self.options.get("writer")
         blob: Any = open_blob(self.url, writing=writer is not None)
         if "unreliable" in self.options:
-            blob = UnreliableBlob(blob, chance=Mostly(self.chance.getrandbits(32)))
+            blob = UnreliableBlob(blob, rng=Mostly(self.chance.getrandbits(32)))
         steady = RetryingBlob(
             blob,
             self.settings.clock,
@@ -186,13 +186,13 @@ class _Process:
     def listen_to_parent(self) -> None:
         """Stop on request, or when the parent ends."""
 
-        def hear() -> None:
+        def read() -> None:
             line = sys.stdin.readline()
             if line.startswith("{"):
                 self.told.update(json.loads(line))
             self.stop.set()
 
-        threading.Thread(target=hear, daemon=True).start()
+        threading.Thread(target=read, daemon=True).start()
 
     def pause(self, most_ms: int) -> bool:
         """Wait for a random time, and return whether to stop."""
@@ -277,7 +277,7 @@ def _allow(scribe: Scribe) -> str:
 
 def _snapshot(scribe: Scribe) -> str:
     words = scribe.client.collection("words")
-    scribe.look(words)
+    scribe.inspect(words)
     return "read" if scribe.snapshot(words, words.upper - 1) is not None else "denied"
 
 
@@ -371,15 +371,15 @@ def _closed(client: Client) -> None:
 class Deeds:
     """Random operations of a writer."""
 
-    def __init__(self, scribe: Scribe, chance: random.Random) -> None:
+    def __init__(self, scribe: Scribe, rng: random.Random) -> None:
         self._scribe = scribe
-        self._chance = chance
+        self._rng = rng
         self._retractable: dict[int, list[str]] = {}
         self._number = 0
 
     def next(self) -> str:
         """Execute one operation, and return its outcome."""
-        deed = self._chance.choices(
+        deed = self._rng.choices(
             [
                 self._append,
                 self._write,
@@ -397,18 +397,18 @@ class Deeds:
         return deed()
 
     def _pick(self) -> Collection:
-        name = self._chance.choice(["words", "words", "others", "rows"])
+        name = self._rng.choice(["words", "words", "others", "rows"])
         return made(self._scribe.client, name)
 
     def _append(self) -> str:
         each = self._pick()
         lower = each.upper
-        upper = lower + self._chance.randrange(1, 10)
-        times = [self._chance.randrange(lower, upper) for _ in range(self._chance.randrange(1, 4))]
+        upper = lower + self._rng.randrange(1, 10)
+        times = [self._rng.randrange(lower, upper) for _ in range(self._rng.randrange(1, 4))]
         gone = self._retractable.get(each.id, [])
-        retract = [gone.pop() for _ in range(min(len(gone), self._chance.randrange(2)))]
-        wide = self._chance.choice([0, 0, 0, 100])
-        expected = lower if self._chance.randrange(10) else lower + 1  # Sometimes a lost race.
+        retract = [gone.pop() for _ in range(min(len(gone), self._rng.randrange(2)))]
+        wide = self._rng.choice([0, 0, 0, 100])
+        expected = lower if self._rng.randrange(10) else lower + 1  # Sometimes a lost race.
         if expected != lower:
             times, upper = [expected], expected + 2
         outcome = self._scribe.append(each, times, expected, upper, retract=retract, wide=wide)
@@ -418,25 +418,25 @@ class Deeds:
 
     def _write(self) -> str:
         each = self._pick()
-        at = each.upper + self._chance.randrange(20)
-        if not self._chance.randrange(8):
+        at = each.upper + self._rng.randrange(20)
+        if not self._rng.randrange(8):
             at = max(0, each.upper - 1)  # Rejected, changes nothing.
-        return self._scribe.write(each, [at, at + self._chance.randrange(3)])
+        return self._scribe.write(each, [at, at + self._rng.randrange(3)])
 
     def _seal(self) -> str:
         each = self._pick()
-        return self._scribe.seal(each, each.upper + self._chance.randrange(8))
+        return self._scribe.seal(each, each.upper + self._rng.randrange(8))
 
     def _burst(self) -> str:
         each = self._pick()
         upper = each.upper
-        times = [[upper + self._chance.randrange(10)] for _ in range(4)]
-        outcomes = self._scribe.burst(each, times, upper + self._chance.randrange(12))
+        times = [[upper + self._rng.randrange(10)] for _ in range(4)]
+        outcomes = self._scribe.burst(each, times, upper + self._rng.randrange(12))
         return next((o for o in outcomes if o in ("fenced", "doubt")), outcomes[-1])
 
     def _all(self) -> str:
         shares = []
-        for name in self._chance.sample(["words", "others", "rows"], self._chance.choice([2, 3])):
+        for name in self._rng.sample(["words", "others", "rows"], self._rng.choice([2, 3])):
             each = made(self._scribe.client, name)
             shares.append((each, [each.upper], each.upper, each.upper + 4))
         return self._scribe.append_all(shares)
@@ -445,7 +445,7 @@ class Deeds:
         each = self._pick()
         if each.upper < 2:
             return "nothing"
-        to = self._chance.randrange(each.since, max(each.since + 1, each.upper - 1))
+        to = self._rng.randrange(each.since, max(each.since + 1, each.upper - 1))
         return self._scribe.control("allow", lambda: each.allow_compaction(to).result())
 
     def _compact(self) -> str:
@@ -465,9 +465,9 @@ class Deeds:
 
     def _read(self) -> str:
         each = self._pick()
-        since, upper = self._scribe.look(each)
+        since, upper = self._scribe.inspect(each)
         if upper > since:
-            self._scribe.snapshot(each, self._chance.randrange(since, upper))
+            self._scribe.snapshot(each, self._rng.randrange(since, upper))
         return "read"
 
 
@@ -495,7 +495,7 @@ def reader(stage: _Process) -> int:
         try:
             name = stage.chance.choice(["words", "others", "rows"])
             each = scribe.client.collection(name)
-            since, upper = scribe.look(each)
+            since, upper = scribe.inspect(each)
             if upper > since:
                 recent = max(since, upper - stage.chance.choice([1, 5, 50, 1_000]))
                 scribe.snapshot(each, stage.chance.randrange(recent, upper))
@@ -570,7 +570,7 @@ def holder(stage: _Process) -> int:
     if at is not None:
         stage.recorder.note("held", holder=owner, id=words.id, since=at)
     while not stage.pause(60):
-        since, upper = scribe.look(words)
+        since, upper = scribe.inspect(words)
         if at is not None and stage.chance.randrange(6):
             scribe.snapshot(words, at, held=True)
         elif upper > since + 1:

@@ -203,7 +203,7 @@ class Scribe:
             return self._note(op, "refused", answer)
         return self._note(op, "acknowledged", answer)
 
-    def look(self, collection: Collection) -> tuple[int, int]:
+    def inspect(self, collection: Collection) -> tuple[int, int]:
         """Record and return since and upper as this process sees them."""
         state = collection.state
         self.recorder.note("seen", id=state.id, since=state.since, upper=state.upper)

@@ -152,7 +152,7 @@ class Round:
 
     def _finish(self, writer: Child, bystanders: list[Child]) -> None:
         self._signal(writer, signal.SIGCONT)
-        writer.tell("stop")
+        writer.send("stop")
         self._ended(writer)
         settings = Settings(**HASTY)
         with persist.open(self.url, writer="a", settings=settings) as client:
@@ -164,7 +164,7 @@ class Round:
             client.compact()
         told = str(uppers).replace("'", '"')
         for child in bystanders:
-            child.tell(told)
+            child.send(told)
         for child in bystanders:
             status = child.wait()
             assert status == 0, f"{child.who} ended with {status}"
@@ -185,7 +185,7 @@ class Round:
         deadline = SYSTEM_CLOCK.boot_ms() + PATIENCE_S * 1_000
         while SYSTEM_CLOCK.boot_ms() < deadline:
             with suppress(TimeoutError):
-                writer.hear(timeout_s=0.05)
+                writer.receive(timeout_s=0.05)
                 return
             stat = Path(f"/proc/{writer.process.pid}/stat").read_text()
             if stat.rpartition(")")[2].split()[0] == "T":
@@ -287,7 +287,7 @@ class Simulation:
                     with suppress(PenstockError):
                         actor.client.run_maintenance()
                 case 2:
-                    self._look()
+                    self._inspect()
                 case 3:
                     self.stage.clock.advance(self.chance.choice([1_000, HOUR_MS // 2, HOUR_MS]))
                 case 4:
@@ -320,7 +320,7 @@ class Simulation:
         self.number += 1
         inner = self.stage.store(self.stage.clock)
         if not reliable and not self.chance.randrange(2):
-            inner = UnreliableBlob(inner, chance=random.Random(self.chance.getrandbits(32)))
+            inner = UnreliableBlob(inner, rng=random.Random(self.chance.getrandbits(32)))
         actor = self.stage.enter(f"w{self.number}", writer="a", inner=inner)
         return actor, WritersDeeds(actor.scribe, self.chance)
 
@@ -352,14 +352,14 @@ class Simulation:
             gone, _ = self.readers.pop(0)
             gone.cut_off()
 
-    def _look(self) -> None:
+    def _inspect(self) -> None:
         for actor, listening in self.readers:
             with suppress(UsageError, persist.HoldLost):
                 if listening is not None and self.chance.randrange(2):
                     listening.step()
                     continue
                 each = self._some(actor)
-                since, upper = actor.scribe.look(each)
+                since, upper = actor.scribe.inspect(each)
                 if upper > since:
                     actor.scribe.snapshot(each, self.chance.randrange(since, upper))
 

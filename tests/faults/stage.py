@@ -80,27 +80,27 @@ class HookBlob:
         return self.inner.name
 
     def get(self, key: str, *, start: int = 0) -> bytes | None:
-        return self._told("get", key, b"", lambda: self.inner.get(key, start=start))
+        return self._call("get", key, b"", lambda: self.inner.get(key, start=start))
 
     def put(self, key: str, data: bytes) -> None:
-        self._told("put", key, data, lambda: self.inner.put(key, data))
+        self._call("put", key, data, lambda: self.inner.put(key, data))
 
     def create(self, key: str, data: bytes) -> bool:
-        return self._told("create", key, data, lambda: self.inner.create(key, data))
+        return self._call("create", key, data, lambda: self.inner.create(key, data))
 
     def settle(self, keys: list[str]) -> None:
-        self._told("settle", keys[0] if keys else "", b"", lambda: self.inner.settle(keys))
+        self._call("settle", keys[0] if keys else "", b"", lambda: self.inner.settle(keys))
 
     def delete(self, key: str) -> None:
-        self._told("delete", key, b"", lambda: self.inner.delete(key))
+        self._call("delete", key, b"", lambda: self.inner.delete(key))
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
-        return self._told("list", prefix, b"", lambda: self.inner.list(prefix, after=after))
+        return self._call("list", prefix, b"", lambda: self.inner.list(prefix, after=after))
 
     def close(self) -> bool:
         return True
 
-    def _told(self, verb: str, key: str, data: bytes, call: Callable[[], Any]) -> Any:
+    def _call(self, verb: str, key: str, data: bytes, call: Callable[[], Any]) -> Any:
         hook, self.before = self.before, None
         if hook is not None:
             self.before = hook if not self._run(hook, verb, key, data) else self.before
@@ -124,8 +124,8 @@ class HookBlob:
 def once(verb: str, prefix: str, deed: Callable[[bytes], object]) -> Callable[..., bool]:
     """Return a hook that runs `deed` once, at the first `verb` on a key with `prefix`."""
 
-    def hook(told: str, key: str, data: bytes) -> bool:
-        if told != verb or not key.startswith(prefix):
+    def hook(operation: str, key: str, data: bytes) -> bool:
+        if operation != verb or not key.startswith(prefix):
             return False
         deed(data)
         return True
@@ -149,16 +149,16 @@ class Actor:
         return self.client.create_or_load(name, key=TEXT, value=UNIT)
 
     @property
-    def upkeep(self) -> Maintenance:
-        upkeep = self.client._runtime.maintenance
-        assert upkeep is not None
-        return upkeep
+    def maintenance(self) -> Maintenance:
+        maintenance = self.client._runtime.maintenance
+        assert maintenance is not None
+        return maintenance
 
     def roll_up(self) -> None:
-        self.upkeep.roll_up()
+        self.maintenance.roll_up()
 
     def truncate(self) -> None:
-        self.upkeep._collector.truncate()
+        self.maintenance._collector.truncate()
 
     def cut_off(self) -> None:
         """Prevent all further calls from reaching the store, as `kill -9` does."""

@@ -23,7 +23,7 @@ from tests.faults.inspect import inspected, litter
 from tests.faults.validator import violations
 
 QUICK: dict[str, Any] = {**HASTY, "young_ms": 1, "proof_ms": 0, "lease_ms": 50, "background": False}
-"""Settings under which entries are old at once and no work runs in the background."""
+"""Settings that make entries old at once, without background work."""
 
 WRITING = ["append", "append words 100", "write", "seal", "all", "allow"] + 3 * [
     "append words 100",
@@ -68,6 +68,28 @@ NAMES = {Failpoint.NAMES_TAKEN}
 
 ELSEWHERE = SOURCES | MATERIALIZATIONS | DROPS | NAMES
 
+
+@pytest.mark.parametrize(
+    ("package", "points"),
+    [
+        ("ingest", SOURCES),
+        ("materialize", MATERIALIZATIONS),
+        ("engine", DROPS),
+        ("engine", NAMES),
+    ],
+)
+def test_failpoint_of_another_package_is_armed_by_a_test_there(
+    package: str, points: set[Failpoint]
+) -> None:
+    modules = [path.read_text() for path in (Path(__file__).parents[1] / package).glob("test_*.py")]
+    unarmed = {
+        point
+        for point in points
+        if not any(f"Failpoint.{point.name}" in module or point in module for module in modules)
+    }
+    assert unarmed == set()
+
+
 # Entry numbers beyond the opening of the location.
 LATER = {Failpoint.LOG_CREATE_BEGIN: 6, Failpoint.LOG_CREATE_DONE: 6}
 
@@ -92,11 +114,11 @@ def test_fault_at_failpoint_loses_duplicates_and_leaks_nothing(
         **({} if reads else {"writer": "a"}),
     )
     try:
-        answers = [child.hear()]
+        answers = [child.receive()]
         for command in READING if reads else [*WRITING, "close"]:
             if not answers[-1]:
                 break
-            answers.append(child.ask(command))
+            answers.append(child.request(command))
         status = child.wait() if not answers[-1] else child.process.poll()
         if action is Action.KILL:
             assert status == -signal.SIGKILL, answers
@@ -124,10 +146,10 @@ def test_append_all_with_fault_at_log_create_is_atomic(
     # The first entry takes the epoch, the second appends to both collections.
     child = Child("puppet", "w", url, folder, writer="a", failpoints=f"{point}={action}@2")
     try:
-        assert child.hear() == "ready"
-        assert child.ask("all") == ("" if action is Action.KILL else "doubt")
+        assert child.receive() == "ready"
+        assert child.request("all") == ("" if action is Action.KILL else "doubt")
         if action is Action.ERROR:
-            assert child.ask("append") == "doubt"  # It accepts no more work.
+            assert child.request("append") == "doubt"  # It accepts no more work.
     finally:
         child.end()
     with persist.open(url, hold=False) as client:
@@ -138,7 +160,7 @@ def test_append_all_with_fault_at_log_create_is_atomic(
 
 
 def sweep(url: str, folder: Path) -> None:
-    """Let the lease of a dead reader expire while the writer observes it, then compact."""
+    """Expire the lease of a dead reader while the writer observes it, then compact."""
     clock = ManualClock()
     settings = Settings(**QUICK, clock=clock)
     with persist.open(url, writer="a", settings=settings) as client:

@@ -41,13 +41,13 @@ class Promises:
         elif blob.create(key, data):
             self.promised[key] = {data}
 
-    def broken(self, found: FileBlob) -> str:
+    def broken(self, blob: FileBlob) -> str:
         """Return how the disk breaks the promises; empty if it keeps them."""
-        for listed in found.list(""):
-            if found.get(listed.key) not in self.written.get(listed.key, ()):
-                return f"{listed.key} is there in part"
+        for listed in blob.list(""):
+            if blob.get(listed.key) not in self.written.get(listed.key, ()):
+                return f"{listed.key} is partial"
         for key, possible in self.promised.items():
-            if found.get(key) not in possible:
+            if blob.get(key) not in possible:
                 return f"{key} was acknowledged and is not there"
         return ""
 
@@ -114,8 +114,8 @@ def test_file_power_cut_leaves_no_entry_linking_an_unsynced_batch() -> None:
             Log(blob).create(0, b"links part/x")
         except PowerCut:
             pass
-        found = FileBlob(ROOT, disk=disk.after_power_cut(random.Random(seed)))
-        return Log(found).read(0) == b"links part/x" and found.get("part/x") != b"a batch"
+        blob = FileBlob(ROOT, disk=disk.after_power_cut(random.Random(seed)))
+        return Log(blob).read(0) == b"links part/x" and blob.get("part/x") != b"a batch"
 
     cases = [(cut, seed) for cut in range(30) for seed in range(50)]
     disks = [(PowerCutDisk(cut_before=cut), seed) for cut, seed in cases]
@@ -131,7 +131,7 @@ def visible_and_unsynced() -> PowerCutDisk:
     """Return a disk on which another writer has linked entry 1 without a sync."""
     whole = PowerCutDisk()
     _two_entries(whole)
-    at_link = max(number for number, step in enumerate(whole.steps) if step.deed == "link")
+    at_link = max(number for number, step in enumerate(whole.steps) if step.operation == "link")
     disk = PowerCutDisk(cut_before=at_link + 1)
     with pytest.raises(PowerCut):
         _two_entries(disk)
@@ -169,7 +169,7 @@ def test_file_create_executes_write_sync_link_sync_unlink_in_order() -> None:
     blob.create("log/0", b"")
     first = len(disk.steps)
     blob.create("log/1", b"")
-    assert [step.deed for step in disk.steps[first:]] == [
+    assert [step.operation for step in disk.steps[first:]] == [
         "write",
         "sync file",
         "link",
@@ -192,7 +192,7 @@ def test_file_blob_after_failed_sync_rejects_all_writes_without_disk_calls(numbe
         lambda: blob.delete("log/0"),
         lambda: blob.settle(["log/0"]),
     ):
-        with pytest.raises(DurabilityLost, match="takes no more writes"):
+        with pytest.raises(DurabilityLost, match="rejects writes after a failed sync"):
             attempt()
     assert len(disk.steps) == steps
     assert blob.get("log/9") is None
@@ -206,7 +206,7 @@ def _create_all(blob: FileBlob, keys: list[str]) -> None:
 def test_file_settle_with_failed_sync_raises_durability_lost_permanently() -> None:
     disk = PowerCutDisk()
     FileBlob(ROOT, disk=disk).create("log/0", b"")
-    syncs = sum(step.deed.startswith("sync") for step in disk.steps)
+    syncs = sum(step.operation.startswith("sync") for step in disk.steps)
     disk.fail_sync(syncs)
     reader = FileBlob(ROOT, disk=disk)
     for _ in range(2):

@@ -1,6 +1,6 @@
 """Executions of the hazards, part A, that the tests of planted bugs do not cover.
 
-A1  test_planted_bugs, test_stopped, and below: readers and takeovers
+A1  test_planted_bugs, test_sigstop, and below: readers and takeovers
 A2  test_planted_bugs: sweeps
 A3  test_planted_bugs: lost answers, late entries, and below: a lost takeover
 A4  test_planted_bugs: a listener, and below: a snapshot
@@ -21,7 +21,7 @@ from tests.faults.validator import violations
 
 
 def run_past(stage: Stage, *, compact: bool = False) -> Actor:
-    """Let a successor take over, write, roll up and truncate the log to its head."""
+    """Start a successor that takes over, writes, rolls up and truncates the log to its head."""
     second = stage.enter("successor", writer="a")
     words = second.words()
     upper = words.upper
@@ -54,7 +54,7 @@ def test_stale_reader_ignores_void_entry_created_at_truncated_number(asleep: str
         first.scribe.append(words, [1], 0, 2)
         reader = stage.enter("r")
         mine = reader.client.collection("words")
-        reader.scribe.look(mine)
+        reader.scribe.inspect(mine)
         head = reader.client.state.seqno
 
         def sleep(_: bytes) -> None:
@@ -68,7 +68,7 @@ def test_stale_reader_ignores_void_entry_created_at_truncated_number(asleep: str
             reader.blob.before = once("get", "log/", sleep)
         else:
             sleep(b"")
-        _, upper = reader.scribe.look(mine)
+        _, upper = reader.scribe.inspect(mine)
         assert upper == stage.actors[-1].words().upper
         reader.scribe.snapshot(mine, upper - 1)
         judged(stage)
@@ -106,7 +106,7 @@ def test_takeover_with_late_answer_is_fenced_by_its_successors() -> None:
                 created = super().create(key, data)
                 if key.startswith("log/") and not successors:
                     successors.append(run_past(stage))
-                    raise IndeterminateError("the answer came hours too late")
+                    raise IndeterminateError("the response was hours late")
                 return created
 
         late = stage.enter("w1", writer="a", inner=Slow(stage.store(stage.clock)))
@@ -290,14 +290,14 @@ def test_fenced_writer_raises_fenced_on_every_further_call() -> None:
             first.client.close()
 
 
-@pytest.mark.parametrize("asked", ["mark/", "rollup/"])
-def test_append_with_failed_read_after_log_create_is_indeterminate(asked: str) -> None:
+@pytest.mark.parametrize("prefix", ["mark/", "rollup/"])
+def test_append_with_failed_read_after_log_create_is_indeterminate(prefix: str) -> None:
     """The writer paused too long to trust its create, and then cannot read the floor."""
     with on(Stage.in_memory()) as stage:
         first = stage.enter("w1", writer="a")
         words = first.words()
         first.scribe.append(words, [1], 0, 2)
-        if asked == "rollup/":
+        if prefix == "rollup/":
             run_past(stage)
         stage.clock.advance(HOUR_MS)
 
@@ -307,7 +307,7 @@ def test_append_with_failed_read_after_log_create_is_indeterminate(asked: str) -
         first.blob.after = once(
             "create",
             "log/",
-            lambda _: setattr(first.blob, "before", once("list", asked, refuse)),
+            lambda _: setattr(first.blob, "before", once("list", prefix, refuse)),
         )
         assert first.scribe.append(words, [2], 2, 3) == "doubt"
         judged(stage)

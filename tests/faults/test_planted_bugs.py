@@ -1,7 +1,6 @@
 """The checker detects each planted bug, and the same execution without it is clean.
 
-The executions are those of the hazards, step by step. The checker is that of
-the nemesis.
+The executions follow the hazards, step by step. The nemesis uses the same checker.
 """
 
 import errno
@@ -24,7 +23,7 @@ from penstock.testing.stores import (
     UnreliableBlob,
 )
 from tests.faults.history import Event
-from tests.faults.planted import BUGS, planted
+from tests.faults.planted_bugs import BUGS, planted
 from tests.faults.stage import HOUR_MS, HookBlob, SlowClock, Stage, on, once
 from tests.faults.validator import Invariant, violations
 
@@ -40,7 +39,7 @@ def judged(history: list[Event], bug: bool, *expected: Invariant) -> None:
         assert not found, "\n".join(map(str, found))
 
 
-# Row 1. The test with a stopped process is in test_stopped.py.
+# Row 1. The test with a stopped process is in test_sigstop.py.
 
 
 @WITH_AND_WITHOUT
@@ -56,7 +55,7 @@ def test_append_at_truncated_log_number_is_not_acknowledged(bug: bool) -> None:
 
 
 def _run_past(stage: Stage) -> None:
-    """Let a successor take over, write, roll up and truncate the log to its head."""
+    """Start a successor that takes over, writes, rolls up and truncates the log to its head."""
     second = stage.enter("w2", writer="a")
     words = second.words()
     upper = words.upper
@@ -81,7 +80,7 @@ def test_sweep_keeps_batch_file_that_is_not_linked_yet(bug: bool) -> None:
         writer = stage.enter("w", writer="a")
         words = writer.words()
 
-        writer.blob.after = once("create", "batch/", lambda _: writer.upkeep.sweep())
+        writer.blob.after = once("create", "batch/", lambda _: writer.maintenance.sweep())
         writer.scribe.append(words, [1], 0, 2, wide=100)
         judged(stage.history(), bug, Invariant.LINKED)
 
@@ -98,7 +97,7 @@ def test_sweep_with_stale_state_keeps_files_linked_by_successor(bug: bool) -> No
             second.scribe.append(second.words(), [1], 0, 2, wide=100)
 
         first.blob.before = once("list", "batch/", succeed)
-        first.upkeep.sweep()
+        first.maintenance.sweep()
         judged(stage.history(), bug, Invariant.LINKED)
 
 
@@ -171,7 +170,7 @@ def test_late_entry_of_stale_epoch_is_void(bug: bool) -> None:
         first.scribe.append(words, [1], 0, 2)
 
         def overtaken(entry: bytes) -> None:
-            """Let the successor take the number; the entry of this writer lands behind it."""
+            """Start a successor that takes the number; the entry of this writer follows it."""
             second = stage.enter("w2", writer="a")
             head = second.client.state.seqno
             second.blob.inner.create(entry_key(head), entry)
@@ -248,7 +247,7 @@ def test_merge_delivers_no_update_twice_to_listener(bug: bool, name: str) -> Non
 
 @WITH_AND_WITHOUT
 def test_hold_placed_while_since_advances_keeps_its_time_readable(bug: bool) -> None:
-    name = "holds_looked_at_before_announcing" if bug else None
+    name = "holds_read_before_announcing" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -266,7 +265,7 @@ def test_hold_placed_while_since_advances_keeps_its_time_readable(bug: bool) -> 
             "create", "log/", lambda _: setattr(writer.blob, "before", once("create", "log/", hold))
         )
         words.allow_compaction(50).result()
-        writer.scribe.look(words)
+        writer.scribe.inspect(words)
         writer.client.compact()
         reader = stage.enter("r")
         reader.scribe.snapshot(reader.client.collection("words"), 5, held=True)
@@ -280,7 +279,7 @@ def test_append_that_lost_its_log_number_is_validated_again(bug: bool) -> None:
         words = first.words()
         first.scribe.append(words, [1], 0, 2)
         first.blob.before = once("create", "log/", lambda _: stage.enter("w2", writer="a"))
-        with planted("renumber_without_looking" if bug else None):
+        with planted("renumber_without_planning_again" if bug else None):
             first.scribe.append(words, [2], 2, 3)
         judged(stage.history(), bug, Invariant.ACKNOWLEDGED)
 
@@ -298,7 +297,7 @@ def test_live_hold_of_reader_with_slow_clock_does_not_expire(bug: bool) -> None:
             reader.scribe.recorder.note("held", holder="r", id=words.id, since=5)
             words.allow_compaction(50).result()
             writer.client.compact()
-            writer.scribe.look(words)
+            writer.scribe.inspect(words)
             reader.scribe.snapshot(mine, 5, held=True)
             reader.scribe.recorder.note("unheld", holder="r", id=words.id)
         judged(stage.history(), bug, Invariant.HELD)
@@ -306,7 +305,7 @@ def test_live_hold_of_reader_with_slow_clock_does_not_expire(bug: bool) -> None:
 
 @WITH_AND_WITHOUT
 def test_listener_in_writer_process_keeps_since_at_its_time(bug: bool) -> None:
-    name = "claims_are_not_kept" if bug else None
+    name = "claims_are_ignored" if bug else None
     with on(Stage.in_memory()) as stage, planted(name):
         writer = stage.enter("w", writer="a")
         words = writer.words()
@@ -315,7 +314,7 @@ def test_listener_in_writer_process_keeps_since_at_its_time(bug: bool) -> None:
             writer.scribe.recorder.note("held", holder="l", id=words.id, since=5)
             words.allow_compaction(50).result()
             writer.client.compact()
-            writer.scribe.look(words)
+            writer.scribe.inspect(words)
             writer.scribe.snapshot(words, 5, held=True)
             writer.scribe.recorder.note("unheld", holder="l", id=words.id)
         judged(stage.history(), bug, Invariant.HELD)
@@ -338,10 +337,10 @@ def _written(stage: Stage, then: Callable[[], None]) -> None:
             writer.scribe.append(words, [number], number, number + 1, wide=100 * (number % 2))
 
 
-def _after_cut(stage: Stage, disk: PowerCutDisk, chance: random.Random) -> list[Event]:
+def _after_cut(stage: Stage, disk: PowerCutDisk, rng: random.Random) -> list[Event]:
     stage.close()
-    found = disk.after_power_cut(chance)
-    stage.store = lambda clock: FileBlob("/lake", disk=found, clock=clock)
+    survivor = disk.after_power_cut(rng)
+    stage.store = lambda clock: FileBlob("/lake", disk=survivor, clock=clock)
     stage.recorders[0].note("power_cut")
     return stage.history()
 
@@ -402,7 +401,7 @@ def test_reader_settles_entry_before_use_and_survives_power_cut(bug: bool) -> No
             mine = reader.client.collection("words")
 
             def reads_then_power_fails() -> None:
-                reader.scribe.look(mine)  # noqa: B023
+                reader.scribe.inspect(mine)  # noqa: B023
                 reader.scribe.snapshot(mine, 2)  # noqa: B023
                 raise OSError(errno.EIO, "the plug was pulled")
 

@@ -39,12 +39,12 @@ def played(strace: str, tmp_path: Path, inject: str) -> tuple[list[str], int]:
     child = Child("puppet", "w", url, folder, writer="a", before=before, settings=QUIET)
     answers: list[str] = []
     try:
-        answers.append(child.hear())
+        answers.append(child.receive())
         for command in SCRIPT:
             if answers[-1] in ("", "DurabilityLost"):
                 break
-            answers.append(child.ask(command))
-        child.tell("close")
+            answers.append(child.request(command))
+        child.send("close")
         status = child.wait()
     finally:
         child.end()

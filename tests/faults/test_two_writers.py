@@ -20,21 +20,21 @@ def test_two_writers_with_same_id_fenced_writer_exits_and_other_progresses(
     first = Child("writer", "w1", url, folder, writer="a", seed=1, bug=bug)
     children = [first]
     try:
-        assert first.hear() == "ready"
+        assert first.receive() == "ready"
         begin = boot_ns()
         second = Child("writer", "w2", url, folder, writer="a", seed=2, bug=bug)
         children.append(second)
-        assert second.hear() == "ready"
-        assert first.hear() == "fenced"
+        assert second.receive() == "ready"
+        assert first.receive() == "fenced"
         if bug is None:
             assert first.wait() == FENCED
         else:
-            assert first.hear() == "ready"  # The first writer took the lock back.
+            assert first.receive() == "ready"  # The first writer took the lock back.
         third = Child("writer", "w3", url, folder, writer="b", seed=3)
         children.append(third)
         assert third.wait() == REFUSED
-        second.tell("stop")
-        first.tell("stop")
+        second.send("stop")
+        first.send("stop")
         status = second.wait()
         if bug is None:
             assert status == 0

@@ -297,12 +297,12 @@ class _Check:
             ):
                 self._broken(Invariant.FENCED, "two writers met and neither made progress")
 
-    def _reading(self, what: str, id: int, found: "Counter[str]", *, beyond: int | None) -> None:
+    def _reading(self, what: str, id: int, rows: "Counter[str]", *, beyond: int | None) -> None:
         expected: Counter[str] = Counter()
         for op in self.in_collection[id]:
             if beyond is not None and op.begins(id) >= beyond:
                 continue
-            count = found.get(op.name, 0)
+            count = rows.get(op.name, 0)
             if count not in (0, 1):
                 self._broken(Invariant.ONE_OUTCOME, f"{op.name} is {count} times in {what}")
             if not count:
@@ -313,7 +313,7 @@ class _Check:
                 if beyond is None or time < beyond:
                     expected[datum] += diff * (1 if datum != op.name else count)
         expected = Counter({datum: n for datum, n in expected.items() if n})
-        actual = Counter({datum: n for datum, n in found.items() if n})
+        actual = Counter({datum: n for datum, n in rows.items() if n})
         if expected != actual:
             self._broken(
                 Invariant.DEFINITE,
@@ -336,12 +336,12 @@ class _Check:
             for datum, time, diff in op.rows[id]:
                 if lower <= time < upper:
                     expected[datum, time] += diff
-        wanted = {key: n for key, n in expected.items() if n}
+        nonzero = {key: n for key, n in expected.items() if n}
         actual = {key: n for key, n in rows.items() if n}
-        if wanted != actual:
+        if nonzero != actual:
             self._broken(
                 Invariant.LISTENER,
-                f"{what} is not the sum of its operations: {_difference(wanted, actual)}",
+                f"{what} is not the sum of its operations: {_difference(nonzero, actual)}",
             )
 
     def _since(self, held: dict[tuple[str, int], int], id: int, since: int) -> None:
@@ -361,7 +361,7 @@ def _breaks_hold(error: str) -> bool:
     return error.startswith("SinceError") or "was compacted" in error
 
 
-def _difference(wanted: Any, found: Any) -> str:
-    keys = [key for key in {**wanted, **found} if wanted.get(key) != found.get(key)]
-    shown = [f"{key} {wanted.get(key, 0)} → {found.get(key, 0)}" for key in sorted(keys)[:4]]
-    return ", ".join(shown) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")
+def _difference(expected: Any, actual: Any) -> str:
+    keys = [key for key in {**expected, **actual} if expected.get(key) != actual.get(key)]
+    lines = [f"{key} {expected.get(key, 0)} → {actual.get(key, 0)}" for key in sorted(keys)[:4]]
+    return ", ".join(lines) + (f" and {len(keys) - 4} more" if len(keys) > 4 else "")

@@ -1,10 +1,9 @@
-"""What is stored, judged against what was upstream.
+"""Comparison of collections with their tables.
 
-`histories` reads collections whole: the contents as of `since`, and every later
-change with its time. `check` walks them tick by tick (invariants 9 and 11): no
-row is there less than no times, rows named by a key once, and whatever holds
-over all tables upstream holds at every time that can be read. At the end it
-compares with the tables, as the server prints them.
+`histories` reads complete collections: the contents as of `since`, and every later
+change with its time. `check` scans them tick by tick (invariants 9 and 11): no
+multiplicity is negative, and every invariant over all tables holds at every readable
+time. Finally it compares the last contents with the tables, as the server prints them.
 """
 
 from collections import Counter
@@ -17,23 +16,23 @@ import pyarrow as pa
 from penstock.data import DIFF, TIME
 from penstock.data.collection_name import parse_name
 from penstock.persist import Collection
-from penstock.sources.postgres.connect import SETTINGS, quote_identifier
-from penstock.sources.postgres.tables import LABEL
+from penstock.pgclient import SETTINGS, quote_identifier
+from penstock.servers.postgres import Database
+from penstock.sources.postgres.table_schema import LABEL
 from penstock.sources.postgres.types import to_text
-from penstock.testing.postgres import Database
 from tests.ingest.pump import SOURCE, Pump
 
 Row = tuple[str | None, ...]
-"""A row, as the server prints its columns."""
+"""Row, as the server prints its columns."""
 
 State = Mapping[str, Counter[Row]]
 Law = Callable[[State], str | None]
-"""What is broken in the state of all tables at one time, or None."""
+"""Invariant: returns the violation in the state of all tables at one time, or None."""
 
 
 @dataclass(frozen=True)
 class History:
-    """A collection: every change, in the order of times."""
+    """All changes of a collection, in order of time."""
 
     name: str
     columns: tuple[str, ...]
@@ -43,7 +42,7 @@ class History:
 
 
 def histories(pump: Pump, tables: Iterable[str]) -> dict[str, History]:
-    """All that the collections of `tables` hold, up to one upper."""
+    """Return the histories of the collections of `tables`, up to one upper."""
     with pump.reader(hold=True) as client:
         state = client.state
         uppers = {
@@ -57,15 +56,15 @@ def histories(pump: Pump, tables: Iterable[str]) -> dict[str, History]:
         }
 
 
-def broken(found: Mapping[str, History], law: Law | None = None) -> list[str]:
-    """What is wrong in what was stored, without regard to upstream."""
+def broken(by_table: Mapping[str, History], law: Law | None = None) -> list[str]:
+    """Return the defects of the histories, without a comparison with upstream."""
     wrong = []
-    state: dict[str, Counter[Row]] = {table: Counter() for table in found}
-    begun = {history.since for history in found.values()}
+    state: dict[str, Counter[Row]] = {table: Counter() for table in by_table}
+    begun = {history.since for history in by_table.values()}
     if len(begun) > 1:
         wrong.append(f"tables begin at different times: {begun}")
-    for time in sorted({time for history in found.values() for time in history.changes}):
-        for table, history in found.items():
+    for time in sorted({time for history in by_table.values() for time in history.changes}):
+        for table, history in by_table.items():
             counts = state[table]
             for row, diff in history.changes.get(time, {}).items():
                 counts[row] += diff
@@ -73,22 +72,22 @@ def broken(found: Mapping[str, History], law: Law | None = None) -> list[str]:
                     wrong.append(f"{table} at {time} holds {row} {counts[row]} times")
                 if not counts[row]:
                     del counts[row]
-        if law is not None and time >= max(begun) and (said := law(state)) is not None:
-            wrong.append(f"at {time}: {said}")
+        if law is not None and time >= max(begun) and (violation := law(state)) is not None:
+            wrong.append(f"at {time}: {violation}")
     return wrong
 
 
 def differing(pump: Pump, database: Database, tables: Iterable[str]) -> list[str]:
-    """In which tables what is stored last is not what is upstream."""
+    """Return the differences between the last contents and the tables upstream."""
     wrong = []
     for table, history in histories(pump, tables).items():
         held: Counter[Row] = Counter()
         for changes in history.changes.values():
             held.update(changes)
         held = Counter({row: count for row, count in held.items() if count})
-        there = upstream(database, table, history.columns)
-        if held != there:
-            missing, extra = there - held, held - there
+        rows = upstream(database, table, history.columns)
+        if held != rows:
+            missing, extra = rows - held, held - rows
             wrong.append(
                 f"{table}: {sum(missing.values())} rows are missing, such as "
                 f"{_few(missing)}; {sum(extra.values())} should not be there, such as "
@@ -100,17 +99,17 @@ def differing(pump: Pump, database: Database, tables: Iterable[str]) -> list[str
 def check(
     pump: Pump, database: Database, tables: Iterable[str], law: Law | None = None
 ) -> dict[str, History]:
-    """All of the above; nothing may be wrong."""
+    """Assert that the histories are valid and end equal to the tables; return them."""
     tables = list(tables)
     wrong = differing(pump, database, tables)
-    found = histories(pump, tables)
-    wrong += broken(found, law)
+    by_table = histories(pump, tables)
+    wrong += broken(by_table, law)
     assert not wrong, "\n".join(wrong[:10])
-    return found
+    return by_table
 
 
 def upstream(database: Database, table: str, columns: Iterable[str]) -> Counter[Row]:
-    """The rows of a table, as the server prints them under our settings."""
+    """Return the rows of a table, as the server prints them with the pinned settings."""
     pinned = "; ".join(f"SET {name} = '{value}'" for name, value in SETTINGS.items())
     chosen = ", ".join(map(quote_identifier, columns))
     named = ".".join(map(quote_identifier, parse_name(table) or ()))
@@ -129,18 +128,18 @@ def upstream(database: Database, table: str, columns: Iterable[str]) -> Counter[
 
 def _history(collection: Collection, table: str, upper: int) -> History:
     since = collection.since
-    tables = [collection.snapshot(since).arrow()]
+    chunks = [collection.snapshot(since).arrow()]
     with collection.listen(since) as listener:
         while listener.frontier < upper:
-            found = listener.next_changes(timeout_ms=0)
-            assert found is not None
-            tables.append(found.arrow())
+            updates = listener.next_changes(timeout_ms=0)
+            assert updates is not None
+            chunks.append(updates.arrow())
     changes: dict[int, Counter[Row]] = {}
     names: tuple[str, ...] = ()
-    for table in tables:
-        names = tuple(name for name in table.column_names if name not in (TIME, DIFF))
-        columns = [_texts(table.schema.field(name), table.column(name)) for name in names]
-        times, diffs = table.column(TIME).to_pylist(), table.column(DIFF).to_pylist()
+    for chunk in chunks:
+        names = tuple(name for name in chunk.column_names if name not in (TIME, DIFF))
+        columns = [_texts(chunk.schema.field(name), chunk.column(name)) for name in names]
+        times, diffs = chunk.column(TIME).to_pylist(), chunk.column(DIFF).to_pylist()
         for time, diff, *row in zip(times, diffs, *columns, strict=True):
             if time < upper:
                 changes.setdefault(time, Counter())[tuple(row)] += diff
@@ -154,8 +153,8 @@ def _texts(field: pa.Field, column: pa.ChunkedArray) -> list[str | None]:
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.array([], field.type)
     return [
-        each.decode() if isinstance(each, bytes) else each
-        for each in to_text(label.decode(), values).to_pylist()
+        value.decode() if isinstance(value, bytes) else value
+        for value in to_text(label.decode(), values).to_pylist()
     ]
 
 

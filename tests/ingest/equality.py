@@ -12,10 +12,10 @@ import pyarrow as pa
 
 from penstock.data import DIFF, TIME
 from penstock.persist import Collection
-from penstock.sources.postgres.connect import SETTINGS, quote_identifier
-from penstock.sources.postgres.tables import LABEL
+from penstock.pgclient import SETTINGS, quote_identifier
+from penstock.servers.postgres import Database
+from penstock.sources.postgres.table_schema import LABEL
 from penstock.sources.postgres.types import to_text
-from penstock.testing.postgres import Database
 
 Row = tuple[str | None, ...]
 
@@ -32,7 +32,7 @@ _SENT_BEFORE_LISTS = """
 def difference(
     collection: Collection, as_of: int, database: Database, table: str, where: str = "true"
 ) -> str:
-    """How a collection as of a time differs from its table now; empty if it does not."""
+    """Return the difference of a collection as of a time from its table, or an empty string."""
     found = collection.snapshot(as_of).arrow().drop_columns([TIME])
     diffs = found.column(DIFF).to_pylist()
     found = found.drop_columns([DIFF])

@@ -1,19 +1,20 @@
-"""A line to a server that can be cut, held up, and led to another server."""
+"""TCP proxy that can cut, stall, discard and redirect connections."""
 
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 
 class Proxy:
-    """Passes bytes between clients and the server at `port`, both ways."""
+    """Proxy between clients and the server at `port`."""
 
     def __init__(self, port: int) -> None:
         self.target = port
         self.refuses = False
-        """Whether whoever comes is sent away."""
+        """True: new connections are closed at once."""
 
         self._flows = threading.Event()
         self._flows.set()
@@ -21,8 +22,8 @@ class Proxy:
         self._ends: list[socket.socket] = []
         self._swallowed: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
-        self._door = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._door.getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
 
     def __enter__(self) -> Self:
         self._spawn(self._listen)
@@ -35,15 +36,15 @@ class Proxy:
         traceback: TracebackType | None,
     ) -> None:
         with contextlib.suppress(OSError):
-            self._door.shutdown(socket.SHUT_RDWR)
-        self._door.close()
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
         self.flow()
         self.cut()
         for thread in self._threads:
             thread.join()
 
     def cut(self) -> None:
-        """End all connections, without a word to either side."""
+        """Close all connections."""
         with self._lock:
             ends, self._ends = self._ends, []
         for end in ends:
@@ -51,22 +52,22 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
 
     def stall(self) -> None:
-        """Connections stay, and nothing passes."""
+        """Stop forwarding; connections stay open."""
         self._flows.clear()
 
     def flow(self) -> None:
-        """What was held up passes."""
+        """Forward again, stalled bytes first."""
         self._flows.set()
 
     def swallow(self) -> None:
-        """Discard all that comes over the present connections, which stay; new ones work."""
+        """Discard all bytes of the present connections, which stay open; new ones work."""
         with self._lock:
             self._swallowed.update(self._ends)
 
     def _listen(self) -> None:
         while True:
             try:
-                client, _ = self._door.accept()
+                client, _ = self._listener.accept()
             except OSError:
                 return
             if self.refuses:
@@ -93,7 +94,7 @@ class Proxy:
                 end.shutdown(socket.SHUT_RDWR)
         source.close()
 
-    def _spawn(self, deed: object, *arguments: object) -> None:
-        thread = threading.Thread(target=deed, args=arguments, name="proxy", daemon=True)
+    def _spawn(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments, name="proxy", daemon=True)
         self._threads.append(thread)
         thread.start()

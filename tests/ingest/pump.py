@@ -21,7 +21,7 @@ import penstock.ingest
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.ingest import Supervisor
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 
 SOURCE = "shop"
 TICK_MS = 50
@@ -177,7 +177,8 @@ class Pump:
 
     def notes(self) -> dict[str, Any]:
         """What the source has written down."""
-        with self.reader() as client:
+        # Every tick may merge files that a read still needs.
+        with self.reader(hold=True) as client:
             state = client.collection(f"{SOURCE}/state")
             return {update.data[0]: update.data[1] for update in state.snapshot(state.upper - 1)}
 

@@ -35,8 +35,8 @@ from penstock.persist import CollectionErrored
 from penstock.persist.requests import send_request
 from penstock.persist.state import END
 from penstock.persist.store import open_store
+from penstock.servers.postgres import Database
 from penstock.sources.postgres.snapshot import SnapshotSplit
-from penstock.testing.postgres import Database
 from tests.datadriven import Directive
 from tests.fix_postgres import major
 from tests.ingest.equality import difference
@@ -63,7 +63,7 @@ class Story:
         self.pump: Pump | None = None
         self._client: persist.Client | None = None
         self._heard = _Heard()
-        self._states: dict[str, str] = {}
+        self.states: dict[str, str] = {}
 
     def close(self) -> None:
         """End it, whatever became of it."""
@@ -168,9 +168,9 @@ class Story:
         for name in self._reader().collections():
             if name.startswith(f"{SOURCE}."):
                 state, told = self._looked_at(self._reader().collection(name), time)
-                if self._states.get(name) != state:
+                if self.states.get(name) != state:
                     lines += told
-                self._states[name] = state
+                self.states[name] = state
         return "\n".join(lines) or "equal"
 
     def _settled(self) -> int:
@@ -188,7 +188,8 @@ class Story:
 
     def _reader(self) -> persist.Client:
         if self._client is None:
-            self._client = self._running().reader()
+            # Every tick may merge files that a read still needs.
+            self._client = self._running().reader(hold=True)
         return self._client
 
     def _looked_at(self, collection: persist.Collection, time: int) -> tuple[str, list[str]]:
@@ -243,9 +244,9 @@ class Story:
         """Let ticks come only when nobody is in the gate, and count them."""
         tick = IngestLoop._tick
 
-        def gated(ingest: IngestLoop, time: int) -> None:
+        def gated(ingest: IngestLoop, *arguments: Any) -> None:
             with self._gate:
-                tick(ingest, time)
+                tick(ingest, *arguments)
                 self._ticks += 1
 
         patch.setattr(IngestLoop, "_tick", gated)
@@ -286,7 +287,7 @@ class _Heard(logging.Handler):
                 self._lines.append(
                     f"{table} was compared, {reason}: {fields['differing']} differed"
                 )
-            case "table changed while it was being copied; copying again":
+            case "table changed during snapshot; restarting":
                 self._lines.append(f"{table} was copied again")
             case message if message.startswith("table ") and table:
                 self._lines.append(f"{table}: {message}")

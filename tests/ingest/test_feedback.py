@@ -4,14 +4,19 @@ from pathlib import Path
 
 import pytest
 
-from penstock.sources.postgres.feedback import EVERY_MS, PROVED_MS, Feedback, feedback_interval_ms
+from penstock.servers.postgres import Database
+from penstock.sources.postgres.feedback import (
+    INTERVAL_MS,
+    OWNERSHIP_VALID_MS,
+    Feedback,
+    feedback_interval_ms,
+)
 from penstock.sources.postgres.lsn import Lsn
 from penstock.testing.clocks import ManualClock
-from penstock.testing.postgres import Database
 from tests.ingest.pump import Pump, until
 
 
-class Told:
+class RecordingStream:
     """Stream that records the confirmed positions."""
 
     def __init__(self, clock: ManualClock) -> None:
@@ -27,23 +32,23 @@ class Told:
 
 def test_feedback_without_durable_progress_stops_after_proof_interval() -> None:
     clock = ManualClock()
-    told = Told(clock)
+    stream = RecordingStream(clock)
     began = clock.boot_ms()
-    feedback = Feedback(told, clock, durable=Lsn(7))
+    feedback = Feedback(stream, clock, durable=Lsn(7))
     feedback.start()
-    until(lambda: clock.boot_ms() > began + 4 * PROVED_MS, "time to pass")
+    until(lambda: clock.boot_ms() > began + 4 * OWNERSHIP_VALID_MS, "time to pass")
     feedback.stop()
-    assert len(told.positions) == PROVED_MS // EVERY_MS
-    assert told.last_ms <= began + PROVED_MS
-    assert {*told.positions} == {Lsn(7)}
+    assert len(stream.positions) == OWNERSHIP_VALID_MS // INTERVAL_MS
+    assert stream.last_ms <= began + OWNERSHIP_VALID_MS
+    assert {*stream.positions} == {Lsn(7)}
 
 
 def test_feedback_of_durable_position_is_sent_immediately() -> None:
     clock = ManualClock()
-    told = Told(clock)
-    feedback = Feedback(told, clock, durable=Lsn(7))
+    stream = RecordingStream(clock)
+    feedback = Feedback(stream, clock, durable=Lsn(7))
     feedback.durable(Lsn(9))
-    assert told.positions == [Lsn(9)]
+    assert stream.positions == [Lsn(9)]
     feedback.stop()
 
 
@@ -59,15 +64,15 @@ def test_feedback_interval_is_a_third_of_the_server_timeout(
 
 def test_feedback_is_sent_at_interval_of_its_stream() -> None:
     clock = ManualClock()
-    told = Told(clock)
-    told.server_timeout_ms = 1_500
+    stream = RecordingStream(clock)
+    stream.server_timeout_ms = 1_500
     began = clock.boot_ms()
-    feedback = Feedback(told, clock, durable=Lsn(7))
+    feedback = Feedback(stream, clock, durable=Lsn(7))
     feedback.start()
-    until(lambda: clock.boot_ms() > began + 4 * PROVED_MS, "time to pass")
+    until(lambda: clock.boot_ms() > began + 4 * OWNERSHIP_VALID_MS, "time to pass")
     feedback.stop()
-    assert len(told.positions) == PROVED_MS // 500
-    assert {*told.positions} == {Lsn(7)}
+    assert len(stream.positions) == OWNERSHIP_VALID_MS // 500
+    assert {*stream.positions} == {Lsn(7)}
 
 
 def test_stream_with_short_wal_sender_timeout_survives_between_ticks(

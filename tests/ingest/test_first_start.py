@@ -12,10 +12,10 @@ import yaml
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError
+from penstock.servers.postgres import Database
 from penstock.sources.postgres.config import PostgresConfig
 from penstock.sources.postgres.errors import NotReady
 from penstock.sources.postgres.source import PostgresSource
-from penstock.testing.postgres import Database
 from tests.ingest.pump import ENVIRONMENT, Pump, until
 
 
@@ -62,7 +62,7 @@ def test_ingest_with_role_without_replication_fails_with_statement_to_run(
 def test_ingest_once_with_unreachable_server_fails_without_waiting(file) -> None:
     done = ingest(file("postgresql://nobody@127.0.0.1:1/nothing"), "--once")
     assert done.returncode == 1
-    assert "cannot connect to" in done.stderr
+    assert "could not connect to" in done.stderr
     assert "Check host, port, database, user and password" in done.stderr
 
 
@@ -76,7 +76,7 @@ def test_ingest_with_rejected_password_at_first_start_fails_without_waiting(
     try:
         done = ingest(file(database.url(user=role, password=password, host="tcp")))
         assert done.returncode == 1
-        assert "is not ready: it does not let us in" in done.stderr
+        assert "is not ready: the server rejected the login" in done.stderr
         assert "Check user and password" in done.stderr
         assert "wrong" not in done.stderr
     finally:
@@ -92,7 +92,7 @@ def test_check_with_rejected_password_is_transient_only_for_started_source(
         PostgresConfig.parse({"url": url}),
         location=f"file:{tmp_path}",
         clock=SYSTEM_CLOCK,
-        chance=random.Random(1),
+        rng=random.Random(1),
         tasks=1,
     )
     with pytest.raises(TransientError):

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.ingest.checker import check
 from tests.ingest.pump import Pump, until
-from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 
 
 @pytest.fixture
@@ -67,7 +67,7 @@ def test_rows_of_one_transaction_share_a_time_across_tables(shop: Database, tmp_
             pump.settle()
         carrier.stop()
         pump.settle()
-    found = check(pump, shop, TABLES, coins_are_kept)
+    found = check(pump, shop, TABLES, check_coins)
     assert len(found["public.moved"].changes) > 3
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from penstock.engine.checking import planned
+from penstock.engine.preflight import plan_file
 from penstock.errors import TransientError
-from penstock.sources.postgres.connect import connect
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.pgclient import connect
+from penstock.servers.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
@@ -41,7 +41,7 @@ def items(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Da
 
 def status(pump: Pump) -> dict[str, Any]:
     """Return the status of the source as its loop reports it."""
-    return {} if pump.running is None else dict(pump.running.status()[SOURCE])
+    return {} if pump.running is None else pump.running.status()[SOURCE].to_json()
 
 
 def is_disconnected(pump: Pump) -> bool:
@@ -141,5 +141,5 @@ def test_plan_with_hung_server_reports_unreachable_after_answer_deadline(
         f"location: file:{tmp_path}/lake\nsources:\n  shop:\n    postgres: {{url: '{url}'}}\n"
     )
     with items.server.hung():
-        found = planned(file)
+        found = plan_file(file)
     assert "unreachable" in [each.action for each in found if each.name == "shop"]

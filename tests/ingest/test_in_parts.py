@@ -6,46 +6,46 @@ import pyarrow as pa
 import pytest
 
 from penstock.ingest.tick_transaction import TickTransaction
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.ingest.checker import check
 from tests.ingest.pump import Pump
-from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def key_counts(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of key counts, one per lookup."""
-    asked: list[int] = []
+    key_counts: list[int] = []
     lookup = TickTransaction.lookup
 
     def watched(tick: TickTransaction, collection: str, keys: pa.Table) -> pa.Table:
-        asked.append(keys.num_rows)
+        key_counts.append(keys.num_rows)
         return lookup(tick, collection, keys)
 
     monkeypatch.setattr(TickTransaction, "lookup", watched)
-    return asked
+    return key_counts
 
 
 def test_workload_with_small_lookups_equals_tables(
-    database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, key_counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.postgres.reading.FOUND_BYTES", 12_000)
-    monkeypatch.setattr("penstock.sources.postgres.reading.FIRST_LOOKUP", 3)
+    monkeypatch.setattr("penstock.sources.postgres.tick_reader.FOUND_BYTES", 12_000)
+    monkeypatch.setattr("penstock.sources.postgres.tick_reader.FIRST_LOOKUP", 3)
     database.sql(SCHEMA)
     with Pump(database, tmp_path) as pump, Carrier(database.url(), pause_ms=100) as carrier:
         for _ in range(3):
             pump.settle()
         carrier.stop()
         pump.settle()
-        check(pump, database, TABLES, coins_are_kept)
-    assert asked
+        check(pump, database, TABLES, check_coins)
+    assert key_counts
 
 
 def test_changes_of_one_key_split_over_several_lookups_equal_table(
-    database: Database, tmp_path: Path, asked: list[int], monkeypatch: pytest.MonkeyPatch
+    database: Database, tmp_path: Path, key_counts: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.postgres.reading.FIRST_LOOKUP", 2)
-    monkeypatch.setattr("penstock.sources.postgres.reading.FOUND_BYTES", 2_000)
+    monkeypatch.setattr("penstock.sources.postgres.tick_reader.FIRST_LOOKUP", 2)
+    monkeypatch.setattr("penstock.sources.postgres.tick_reader.FOUND_BYTES", 2_000)
     database.sql(
         "CREATE TABLE t (id int PRIMARY KEY, n int, v text); "
         "ALTER TABLE t ALTER v SET STORAGE EXTERNAL; "
@@ -60,14 +60,14 @@ def test_changes_of_one_key_split_over_several_lookups_equal_table(
         )
         pump.settle()
         check(pump, database, ["public.t"])
-        assert len(asked) > 9
+        assert len(key_counts) > 9
         database.sql("BEGIN; UPDATE t SET id = id + 100; UPDATE t SET id = id - 99; COMMIT")
         pump.settle()
         check(pump, database, ["public.t"])
 
 
 def test_lookup_of_many_small_rows_uses_two_requests(
-    database: Database, tmp_path: Path, asked: list[int]
+    database: Database, tmp_path: Path, key_counts: list[int]
 ) -> None:
     database.sql(
         "CREATE TABLE t (id int PRIMARY KEY, n int); CREATE PUBLICATION penstock FOR TABLE t; "
@@ -78,4 +78,4 @@ def test_lookup_of_many_small_rows_uses_two_requests(
         database.sql("DELETE FROM t WHERE id % 30 > 0")
         pump.settle()
         check(pump, database, ["public.t"])
-    assert asked == [1_000, 28_000]
+    assert key_counts == [1_000, 28_000]

@@ -15,8 +15,9 @@ from penstock.ingest.loop import IngestLoop
 from penstock.ingest.progress_views import find_progress_view, progress_views_in
 from penstock.persist.requests import Request, answer, send_request
 from penstock.persist.store import open_store
-from penstock.reclock import SHAPES
+from penstock.progress import Frontier
 from penstock.sources.source import ComparisonFailed
+from penstock.supervisor import run_loop
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.pump import until
@@ -48,9 +49,12 @@ class Run:
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            rng=random.Random(1),
             **more,
         )
+
+    def run(self, stop: threading.Event) -> None:
+        """Run until `stop` is set, and resume after transient errors."""
+        run_loop(self.ingest, stop, once=False, clock=self.clock, name="src")
 
     def ticks(self, count: int) -> None:
         """Run `count` ticks, with any number of reconnects."""
@@ -65,7 +69,7 @@ class Run:
 
         self.source.committed = committed
         try:
-            self.ingest.run(stop)
+            self.run(stop)
         finally:
             self.source.committed = real
 
@@ -91,7 +95,7 @@ def test_long_tick_sends_heartbeats_and_reports_wait(turn, beats):
     def slow(tick, up_to):
         source.proofs = 0
         until(lambda: source.proofs > 1, "proofs")
-        told.append(run.ingest.status()["waits_for"])
+        told.append(run.ingest.status().waits_for)
         return read_into(tick, up_to)
 
     source.read_into = slow
@@ -116,10 +120,10 @@ def test_long_open_sends_heartbeats_and_reports_opening(turn, beats):
 
     source.open = slow
     run.ticks(1)
-    assert [(status["phase"], status["waits_for"]) for status in told] == [("opening", "godot")]
-    assert told[0]["kind"] == "kafka"
-    assert run.ingest.status()["phase"] == "following"
-    assert 0 < run.ingest.status()["counted_since_ms"] <= run.clock.now_ms()
+    assert [(status.phase, status.waits_for) for status in told] == [("opening", "godot")]
+    assert told[0].kind == "kafka"
+    assert run.ingest.status().phase == "following"
+    assert 0 < (run.ingest.status().counted_since_ms or 0) <= run.clock.now_ms()
 
 
 @pytest.mark.parametrize("step", ["open", "read_into"])
@@ -132,15 +136,15 @@ def test_stop_while_source_waits_cancels_the_wait(turn, beats, caplog, step):
 
     def waits(*_):
         source.waiting = "godot"
-        until(lambda: run.ingest.status().get("waits_for") == "godot", "status")
+        until(lambda: run.ingest.status().waits_for == "godot", "status")
         stop.set()
         assert source.stop.wait(10)
         raise TransientError("given up")
 
     setattr(source, step, waits)
-    run.ingest.run(stop)
-    assert "trying again" not in caplog.text
-    assert run.ingest.status()["waits_for"] == ""
+    run.run(stop)
+    assert "retrying" not in caplog.text
+    assert run.ingest.status().waits_for == ""
 
 
 def test_fenced_writer_cancels_wait_of_source(turn, beats, tmp_path):
@@ -157,7 +161,7 @@ def test_fenced_writer_cancels_wait_of_source(turn, beats, tmp_path):
         persist.open(f"file:{tmp_path}/lake/src", writer="test"),
         pytest.raises(Fenced),
     ):
-        run.ingest.run(threading.Event())
+        run.run(threading.Event())
 
 
 def test_heartbeat_does_not_overwrite_newer_status_of_tick(turn, beats, monkeypatch):
@@ -171,7 +175,7 @@ def test_heartbeat_does_not_overwrite_newer_status_of_tick(turn, beats, monkeypa
 
     def waits_for():
         beating.set()
-        durable.wait(0.5)  # Let the tick commit now if the lock permits it.
+        durable.wait(0.5)  # The tick commits now if the lock permits it.
         return ""
 
     def slow(*given):
@@ -181,7 +185,7 @@ def test_heartbeat_does_not_overwrite_newer_status_of_tick(turn, beats, monkeypa
     def committed(frontier):
         durable.set()
         until(lambda: source.proofs, "the beat")
-        told.append(run.ingest.status()["rows"])
+        told.append(run.ingest.status().rows)
         commit(frontier)
 
     source.waits_for, source.read_into, source.committed = waits_for, slow, committed
@@ -276,7 +280,7 @@ def words(run: Run, as_of: int | None = None) -> list[str]:
     return sorted(update.data["word"] for update in collection.snapshot(time))
 
 
-@pytest.mark.parametrize("kind", SHAPES)
+@pytest.mark.parametrize("kind", PARTITIONS)
 def test_rows_of_every_source_kind_are_written_once_and_bound(turn, kind):
     source = ScriptedSource(kind)
     first = PARTITIONS[kind][0]
@@ -295,7 +299,7 @@ def test_rows_of_every_source_kind_are_written_once_and_bound(turn, kind):
     assert sorted(int(list(row.values())[-1]) for row in shown) == sorted(
         [3] + [1] * (len(PARTITIONS[kind]) - 1)
     )
-    assert source.opened[1] == {first: 2}, "it goes on from what was bound"
+    assert source.opened[1] == Frontier({first: 2}), "the source does not resume at its binding"
 
 
 def test_first_binding_sets_since_of_collection(turn):
@@ -345,7 +349,7 @@ def test_failed_tick_is_complete_or_absent_after_restart(turn, point):
     run = turn(source, ManualClock(run.clock.now_ms() + 1_000))
     run.ticks(1)
     assert words(run) == ["one", "two"]
-    assert source.opened[-1] == {0: 2 if point == Failpoint.TICK_DONE else 1}
+    assert source.opened[-1] == Frontier({0: 2 if point == Failpoint.TICK_DONE else 1})
 
 
 def test_definite_error_stops_loop_and_is_reported_in_status(turn):
@@ -355,12 +359,12 @@ def test_definite_error_stops_loop_and_is_reported_in_status(turn):
     source.fail("read_into", DefiniteError("topic was deleted", hint="Drop it."))
     with pytest.raises(DefiniteError, match="topic was deleted"):
         run.ticks(1)
-    told = run.ingest.status()
+    told = run.ingest.status().to_json()
     assert told["phase"] == "stopped"
     assert told["error"] == {"message": "topic was deleted", "detail": "", "hint": "Drop it."}
     run.ticks(1)
-    assert run.ingest.status()["phase"] != "stopped"
-    assert not run.ingest.status().get("error")
+    assert run.ingest.status().phase != "stopped"
+    assert not run.ingest.status().error
 
 
 def test_source_with_decreasing_offset_raises_internal_error(turn):
@@ -407,7 +411,7 @@ def test_loop_with_clock_far_ahead_waits_for_upstream_time(turn, caplog):
     run.ingest.run(stop)
     assert run.client.collection("words").upper == FIRST + 1, "the timeline did not jump"
     assert "clock far ahead" in caplog.text
-    # The clock is corrected; no stored time comes from the wrong clock.
+    # The clock is corrected; the wrong clock has produced no stored time.
     source.now_ms = FIRST + 10_000
     source.append(0, "two")
     run = turn(source, ManualClock(FIRST + 10_000))

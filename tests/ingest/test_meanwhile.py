@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from penstock.cli.main import app
 from penstock.errors import UsageError
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.snapshot import SnapshotSplit
-from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK
 from tests.ingest.checker import check, differing
 from tests.ingest.pump import Pump, until

@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from penstock.catalog.inspect import inspect_lake
-from penstock.cli.status_table import shown
+from penstock.cli.status_table import render
 from penstock.data.collection_name import compose_name
 from penstock.persist import Settings
+from penstock.servers.postgres import Database
 from penstock.sources.postgres.names import identifier
-from penstock.testing.postgres import Database
 from penstock.web import LakeView, serve
-from tests.cli.test_verbs import lines, penstock
+from tests.cli.test_commands import lines, penstock
 from tests.ingest.pump import SOURCE, Pump
 from tests.web.http_client import ask, query
 
@@ -65,9 +65,9 @@ def test_tables_with_special_characters_in_names_are_read_and_listed(
 
 def _check_status(location: str, names: set[str]) -> None:
     found = inspect_lake(location, Settings(background=False, notify=""))
-    listed = {each["name"] for where in found for each in where["collections"]}
+    listed = {each["name"] for where in found for each in where.collections}
     assert listed == {*names, f"{SOURCE}_remap"}
-    printed = shown(found)
+    printed = render(found)
     assert all(name in printed for name in names)
     assert "\x1b[31m" not in printed
 

@@ -18,24 +18,23 @@ from penstock.errors import PenstockError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.ingest.snapshot_loader import SnapshotLoad
 from penstock.ingest.tick_transaction import TickTransaction
-from penstock.sources.postgres import connect as connecting
-from penstock.sources.postgres import reading, resolve
-from penstock.sources.postgres.connect import connect
-from penstock.sources.postgres.followed import Followed
+from penstock.pgclient import connect
+from penstock.pgclient import connection as pgclient_connection
+from penstock.servers.postgres import Database
+from penstock.sources.postgres import old_rows, tick_reader
 from penstock.sources.postgres.lsn import Lsn
-from penstock.sources.postgres.pending import keep, unkept
-from penstock.sources.postgres.reading import Reading
+from penstock.sources.postgres.pending_changes import decode_changes, encode_changes
+from penstock.sources.postgres.replication_stream import ReplicationStream
+from penstock.sources.postgres.server import SourceServer
 from penstock.sources.postgres.slots import create_slot
 from penstock.sources.postgres.source import PostgresSource
-from penstock.sources.postgres.stream import ReplicationStream
-from penstock.sources.postgres.tables import follow
-from penstock.sources.postgres.tail import Run, Tail, decode
-from penstock.sources.postgres.upstream import Upstream
+from penstock.sources.postgres.stream_reader import Run, StreamReader, decode
+from penstock.sources.postgres.table_schema import build_table
+from penstock.sources.postgres.tick_reader import TickReader
 from penstock.sources.source import Probe
-from penstock.testing.postgres import Database
 from tests.ingest.checker import check, histories
 from tests.ingest.pump import Pump, until
-from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 
 Plant = Callable[[pytest.MonkeyPatch], None]
 
@@ -65,35 +64,36 @@ def under_load(shop: Database, folder: Path) -> None:
             pump.settle()
         carrier.stop()
         pump.settle()
-    check(pump, shop, TABLES, coins_are_kept)
+    check(pump, shop, TABLES, check_coins)
 
 
 def reveals_one_by_one(patch: pytest.MonkeyPatch) -> None:
-    whole = Followed.reveal
+    make_visible = TickReader.make_tables_visible
 
-    def reveal(self: Followed, *rest: Any) -> None:
-        tables = self.tables
-        for oid, each in [*tables.items()]:
-            self.tables = {oid: each}
-            whole(self, *rest)
-        self.tables = tables
+    def one_by_one(self: TickReader, bound: int) -> None:
+        table_set = self._table_set
+        tables = table_set.tables
+        for oid, tracked in [*tables.items()]:
+            table_set.tables = {oid: tracked}
+            make_visible(self, bound)
+        table_set.tables = tables
 
-    patch.setattr(Followed, "reveal", reveal)
+    patch.setattr(TickReader, "make_tables_visible", one_by_one)
 
 
 def splits_a_transaction(patch: pytest.MonkeyPatch) -> None:
-    flush, finish, ticks = Reading.flush, Reading.finish, [0]
+    flush, finish, ticks = TickReader.flush, TickReader.finish, [0]
 
-    def late(self: Reading, following: Any) -> None:
+    def late(self: TickReader, following: Any) -> None:
         if not following.table.name.endswith("chest") or ticks[0] % 2:
             flush(self, following)
 
-    def next_tick(self: Reading) -> None:
+    def next_tick(self: TickReader) -> None:
         finish(self)
         ticks[0] += 1
 
-    patch.setattr(Reading, "flush", late)
-    patch.setattr(Reading, "finish", next_tick)
+    patch.setattr(TickReader, "flush", late)
+    patch.setattr(TickReader, "finish", next_tick)
 
 
 def looks_up_only_what_is_committed(patch: pytest.MonkeyPatch) -> None:
@@ -110,7 +110,7 @@ def looks_up_only_what_is_committed(patch: pytest.MonkeyPatch) -> None:
 
 
 def finds_old_rows_by_new_keys(patch: pytest.MonkeyPatch) -> None:
-    right = resolve.resolve
+    right = old_rows.resolve
 
     def wrong(changes: Any, *rest: Any, **named: Any) -> Any:
         updates = changes.kind == ord("U")
@@ -118,7 +118,7 @@ def finds_old_rows_by_new_keys(patch: pytest.MonkeyPatch) -> None:
         old_row[updates & ~changes.whole] = -1
         return right(replace(changes, old_row=old_row), *rest, **named)
 
-    patch.setattr(reading, "resolve", wrong)
+    patch.setattr(tick_reader, "resolve", wrong)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_every_tick_is_a_state_that_was(
         return done(self) and turns[0] > turns[1]
 
     monkeypatch.setattr(SnapshotLoad, "done", later)
-    monkeypatch.setattr(reading, "GATHER_BYTES", 1)
+    monkeypatch.setattr(tick_reader, "GATHER_BYTES", 1)
     if plant is not None:
         plant(monkeypatch)
     with caught(plant is not None):
@@ -163,8 +163,10 @@ def test_values_are_printed_alike(
         """
     )
     if planted:
-        left = {key: value for key, value in connecting.SETTINGS.items() if "Style" not in key}
-        monkeypatch.setattr(connecting, "SETTINGS", left)
+        left = {
+            key: value for key, value in pgclient_connection.SETTINGS.items() if "Style" not in key
+        }
+        monkeypatch.setattr(pgclient_connection, "SETTINGS", left)
     pump = Pump(database, tmp_path)
     with pump:
         pump.settle()
@@ -246,7 +248,7 @@ def created_under_load(database: Database, name: str) -> tuple[Last, Rows, Rows]
             other.execute(f"SET TRANSACTION SNAPSHOT '{slot.snapshot}'")
             here = {int(who or 0): int(last or 0) for who, last in other.query(LATEST)}
         point = slot.consistent_point
-        table = follow("t", *described(database))
+        table = build_table("t", *described(database))
         kept = []
         with ReplicationStream(
             replication, slot=name, start=point, publications=["penstock"]
@@ -256,12 +258,14 @@ def created_under_load(database: Database, name: str) -> tuple[Last, Rows, Rows]
                 if chunk is not None and len(chunk.kind):
                     run = Run(table.oid, (chunk.relation == table.oid).nonzero()[0])
                     changes = decode(chunk, run, table, len(table.wire))
-                    kept.append(keep(changes, run.commit_lsns(chunk), order=len(kept) << 32))
+                    kept.append(
+                        encode_changes(changes, run.commit_lsns(chunk), order=len(kept) << 32)
+                    )
         found = []
         for from_lsn in (point.position, point.position + 1):
             rows: Rows = set()
             for each in kept:
-                for changes in unkept(each, from_lsn=from_lsn):
+                for changes in decode_changes(each, from_lsn=from_lsn):
                     assert changes is not None
                     columns = changes.new.to_pydict()
                     rows |= set(zip(columns["who"], columns["number"], strict=True))
@@ -290,13 +294,15 @@ def gaps(here: Last, then: Rows) -> int:
 
 
 def confirms_before_the_commit(patch: pytest.MonkeyPatch) -> None:
-    up_to = Tail.up_to
+    read_up_to = StreamReader.read_up_to
 
-    def hasty(self: Tail, bound: int, *rest: Any, **named: Any) -> None:
-        up_to(self, bound, *rest, **named)
-        self._stream.confirm(Lsn(bound))
+    def hasty(self: StreamReader, bound: int, handler: Any) -> bool:
+        is_complete = read_up_to(self, bound, handler)
+        if is_complete:
+            self._stream.confirm(Lsn(bound))
+        return is_complete
 
-    patch.setattr(Tail, "up_to", hasty)
+    patch.setattr(StreamReader, "read_up_to", hasty)
 
 
 @pytest.mark.parametrize("plant", [None, confirms_before_the_commit])
@@ -319,7 +325,7 @@ def test_nothing_is_confirmed_before_it_is_durable(
             assert confirmed <= pump.notes()["streamed"]["lsn"]
         with pump:
             pump.settle()
-        check(pump, shop, TABLES, coins_are_kept)
+        check(pump, shop, TABLES, check_coins)
 
 
 READERS = """
@@ -329,16 +335,16 @@ WHERE datname = current_database() AND backend_type = 'walsender'
 
 
 def takes_a_bound_as_inclusive(patch: pytest.MonkeyPatch) -> None:
-    hand_out = Tail._hand_out
+    hand_out = StreamReader._dispatch
 
-    def wrong(self: Tail, *rest: Any) -> None:
-        self._drawn += 1
+    def wrong(self: StreamReader, *rest: Any) -> None:
+        self._read_to += 1
         try:
             hand_out(self, *rest)
         finally:
-            self._drawn -= 1
+            self._read_to -= 1
 
-    patch.setattr(Tail, "_hand_out", wrong)
+    patch.setattr(StreamReader, "_dispatch", wrong)
 
 
 @pytest.mark.parametrize("plant", [None, takes_a_bound_as_inclusive])
@@ -364,15 +370,15 @@ def test_a_commit_that_begins_where_a_tick_ended_is_in_the_next(
 
 
 def compares_as_of_another_place(patch: pytest.MonkeyPatch) -> None:
-    export = Upstream.export
+    export = SourceServer.export
 
-    def wrong(self: Upstream) -> Any:
+    def wrong(self: SourceServer) -> Any:
         before = self.probe(durable=0).insert_lsn.position
         found = export(self)
         found.consistent_point = min(before, found.consistent_point)
         return found
 
-    patch.setattr(Upstream, "export", wrong)
+    patch.setattr(SourceServer, "export", wrong)
 
 
 @pytest.mark.parametrize("plant", [None, compares_as_of_another_place])
@@ -393,20 +399,20 @@ def test_a_resync_under_load_ends_equal(
             pump.settle()
             carrier.stop()
             pump.settle()
-        check(pump, shop, TABLES, coins_are_kept)
+        check(pump, shop, TABLES, check_coins)
 
 
 # Invariant 16: what was acknowledged before a tick is in it.
 
 
 def probes_what_is_flushed(patch: pytest.MonkeyPatch) -> None:
-    probe = Upstream.probe
+    probe = SourceServer.probe
 
-    def flushed(self: Upstream, **named: Any) -> Any:
+    def flushed(self: SourceServer, **named: Any) -> Any:
         found = probe(self, **named)
         return replace(found, insert_lsn=found.flush_lsn)
 
-    patch.setattr(Upstream, "probe", flushed)
+    patch.setattr(SourceServer, "probe", flushed)
 
 
 def reads_the_clock_after_the_probe(patch: pytest.MonkeyPatch) -> None:

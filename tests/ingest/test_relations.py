@@ -1,6 +1,5 @@
-"""What a source wrote down for itself, read by others while it goes on."""
+"""Progress and remap collections of a source, read while the source runs."""
 
-import random
 import threading
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from penstock.persist import Collection
 from penstock.persist.state_store import StateStore
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
-from tests.cli.test_verbs import lines, penstock
+from tests.cli.test_commands import lines, penstock
 from tests.ingest.test_loop import turn
 
 __all__ = ["turn"]
@@ -57,7 +56,6 @@ def lake(tmp_path: Path) -> str:
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            rng=random.Random(1),
         )
         committed, stop = source.committed, threading.Event()
 
@@ -99,7 +97,6 @@ def test_earliest_of_progress_is_the_first_binding_and_of_an_unbound_source_is_s
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=ManualClock(START),
-            rng=random.Random(1),
         )
         assert [each.time_of("earliest") for each in progress_views_in(client)] == [0, 0]
 

@@ -13,7 +13,7 @@ from penstock.errors import DefiniteError, DeterminateError, PenstockError, Usag
 from penstock.ingest.scan_task import Cut, Scanned, ScanTask
 from penstock.ingest.snapshot_loader import LoadWatch
 from penstock.persist.append.task import Share
-from penstock.sources.source import ScanOutput, SideRows
+from penstock.sources.context import ScanOutput, SideRows
 from penstock.testing.sources import SCHEMA, ScriptedSource
 from tests.ingest.test_loop import turn
 

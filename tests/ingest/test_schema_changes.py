@@ -1,4 +1,4 @@
-"""What happens upstream without a message ends in equality, or in a loud error (invariant 13)."""
+"""Upstream changes without a stream message end in equality or an error (invariant 13)."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +7,11 @@ import pytest
 
 from penstock.persist import SinceError
 from penstock.progress.time import describe_time
-from penstock.sources.postgres import cures, followed
-from penstock.sources.postgres.tables import refit
-from penstock.sources.postgres.upstream import Export, Upstream
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
+from penstock.sources.postgres import drift_actions, table_set
+from penstock.sources.postgres.server import SourceServer
+from penstock.sources.postgres.snapshot_export import SnapshotExport
+from penstock.sources.postgres.table_schema import evolve_table
 from tests.datadriven import Directive
 from tests.fix_scripts import Script, stories
 from tests.ingest.story import Story
@@ -65,18 +66,22 @@ def test_careless_ways_to_follow_are_caught(
         CREATE PUBLICATION penstock FOR TABLE by_name, remade, scaled;
         """
     )
-    of_table = cures._of_table
+    of_table = drift_actions._actions_of_table_change
     monkeypatch.setattr(
-        followed, "refit", lambda before, described, asked: refit(before, described, asked=True)
+        table_set,
+        "evolve_table",
+        lambda before, described, accepted: evolve_table(before, described, accepted=True),
     )
     monkeypatch.setattr(
-        cures,
-        "_of_table",
+        drift_actions,
+        "_actions_of_table_change",
         lambda change, table, situation: (
-            [] if isinstance(change, cures.TableDropped) else of_table(change, table, situation)
+            []
+            if isinstance(change, drift_actions.TableDropped)
+            else of_table(change, table, situation)
         ),
     )
-    monkeypatch.setattr(cures, "explained", lambda *_, **__: True)
+    monkeypatch.setattr(drift_actions, "is_explained", lambda *_, **__: True)
     story.follow()
     told = story.obey(
         Directive(
@@ -114,13 +119,13 @@ def test_table_rewritten_between_slot_and_first_fingerprint_ends_equal(
         "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 5) g;"
         "CREATE PUBLICATION penstock FOR TABLE t"
     )
-    create_slot = Upstream.create_slot
+    create_slot = SourceServer.create_slot
 
-    def create_slot_and_rewrite(upstream: Upstream) -> Export:
+    def create_slot_and_rewrite(upstream: SourceServer) -> SnapshotExport:
         export = create_slot(upstream)
         for statement in statements.split(";"):
             database.sql(statement)
         return export
 
-    monkeypatch.setattr(Upstream, "create_slot", create_slot_and_rewrite)
+    monkeypatch.setattr(SourceServer, "create_slot", create_slot_and_rewrite)
     assert "public.t is equal (id, v)" in story.follow()

@@ -1,4 +1,4 @@
-"""The server stops, dies, loses the line, the slot, or its last hour; we end up equal to it."""
+"""Faults of the server, its connections, slots and history; collections end equal to tables."""
 
 import shutil
 from collections.abc import Callable, Iterator
@@ -6,22 +6,22 @@ from pathlib import Path
 
 import pytest
 
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.errors import OtherHistory
+from penstock.sources.postgres.server import SourceServer
 from penstock.sources.postgres.source import PostgresSource
-from penstock.sources.postgres.upstream import Upstream
-from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK, give, standby_of
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump, until
-from tests.ingest.test_killed import drop_slots, let_go, slots
+from tests.ingest.test_failpoints import are_slots_inactive, drop_slots, slots
 from tests.ingest.test_planted import caught
-from tests.ingest.workload import SCHEMA, TABLES, Carrier, coins_are_kept
+from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[PostgresServer]:
-    """A server that may be harmed."""
+    """Yield a server that tests may stop, kill and restore."""
     with PostgresServer(settings={**QUICK, "wal_sender_timeout": "2s"}) as server:
         yield server
 
@@ -37,20 +37,20 @@ def shop(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Dat
 
 
 def through(proxy: Proxy, database: Database) -> str:
-    """The URL of a database, by way of the proxy."""
+    """Return the URL of a database through the proxy."""
     return database.url(host="tcp").replace(f":{database.server.port}/", f":{proxy.port}/")
 
 
-def ends_equal(pump: Pump, database: Database, carrier: Carrier) -> None:
-    """All that was written so far arrives."""
+def check_equal(pump: Pump, database: Database, carrier: Carrier) -> None:
+    """Stop the workload, and check that the collections equal the tables."""
     pump.settle()
     carrier.stop()
     pump.settle()
-    check(pump, database, TABLES, coins_are_kept)
-    until(lambda: len(slots(database)) == 1, "other slots to go")
+    check(pump, database, TABLES, check_coins)
+    until(lambda: len(slots(database)) == 1, "other slots to be dropped")
 
 
-def test_the_server_stops_and_is_killed(
+def test_source_survives_restart_and_kill_of_server(
     server: PostgresServer, shop: Database, tmp_path: Path
 ) -> None:
     with Pump(shop, tmp_path) as pump, Carrier(shop.url(), pause_ms=1) as carrier:
@@ -60,11 +60,11 @@ def test_the_server_stops_and_is_killed(
         pump.settle()
         server.kill()
         server.start()
-        ends_equal(pump, shop, carrier)
+        check_equal(pump, shop, carrier)
         assert slots(shop) == first
 
 
-def test_connections_are_ended(shop: Database, tmp_path: Path) -> None:
+def test_source_survives_terminated_connections(shop: Database, tmp_path: Path) -> None:
     with Pump(shop, tmp_path) as pump, Carrier(shop.url()) as carrier:
         for kind in ("walsender", "client backend"):
             for _ in range(2):
@@ -76,10 +76,10 @@ def test_connections_are_ended(shop: Database, tmp_path: Path) -> None:
                     [kind],
                 )
                 assert ended
-        ends_equal(pump, shop, carrier)
+        check_equal(pump, shop, carrier)
 
 
-def test_the_line_is_cut_and_held_up(shop: Database, tmp_path: Path) -> None:
+def test_source_survives_cut_and_stalled_connections(shop: Database, tmp_path: Path) -> None:
     with Proxy(shop.server.port) as proxy:
         url = through(proxy, shop)
         with Pump(shop, tmp_path, url=url) as pump, Carrier(shop.url()) as carrier:
@@ -88,10 +88,10 @@ def test_the_line_is_cut_and_held_up(shop: Database, tmp_path: Path) -> None:
                 proxy.cut()
             pump.settle()
             proxy.stall()
-            # The server hears nothing, and hangs up.
-            until(lambda: not walsenders(shop), "the server to hang up")
+            # The server receives no feedback, and closes the connection.
+            until(lambda: not walsenders(shop), "the server to close the connection")
             proxy.flow()
-            ends_equal(pump, shop, carrier)
+            check_equal(pump, shop, carrier)
 
 
 def walsenders(database: Database) -> list[tuple[int]]:
@@ -101,17 +101,17 @@ def walsenders(database: Database) -> list[tuple[int]]:
     )
 
 
-def advanced(database: Database) -> None:
-    """Somebody else reads from the slot."""
-    until(lambda: let_go(database), "the slot to be let go")
+def advance_slot(database: Database) -> None:
+    """Advance the slot, as another reader would."""
+    until(lambda: are_slots_inactive(database), "the slot to become inactive")
     database.sql(
         "SELECT pg_replication_slot_advance(slot_name, pg_current_wal_lsn())"
         " FROM pg_replication_slots WHERE database = current_database()"
     )
 
 
-def invalidated(database: Database) -> None:
-    """The server gives the slot up."""
+def invalidate_slot(database: Database) -> None:
+    """Make the server invalidate the slot."""
     database.sql("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'")
     database.sql("SELECT pg_reload_conf()")
     try:
@@ -128,31 +128,32 @@ def invalidated(database: Database) -> None:
 
 
 @pytest.mark.parametrize(
-    "harm", [drop_slots, advanced, pytest.param(invalidated, marks=pytest.mark.postgres(13))]
+    "lose_slot",
+    [drop_slots, advance_slot, pytest.param(invalidate_slot, marks=pytest.mark.postgres(13))],
 )
-def test_the_slot_is_lost_while_nobody_looks(
-    shop: Database, tmp_path: Path, harm: Callable[[Database], None]
+def test_stopped_source_replaces_lost_slot_and_resyncs(
+    shop: Database, tmp_path: Path, lose_slot: Callable[[Database], None]
 ) -> None:
     with Carrier(shop.url()) as carrier:
         with Pump(shop, tmp_path) as pump:
             pump.settle()
         first = slots(shop)
-        until(lambda n=carrier.committed: carrier.committed > n + 20, "more to happen")
-        harm(shop)
+        until(lambda n=carrier.committed: carrier.committed > n + 20, "more transactions")
+        lose_slot(shop)
         with pump:
-            ends_equal(pump, shop, carrier)
+            check_equal(pump, shop, carrier)
         assert slots(shop) != first
-    # It goes on as ever after.
+    # A later restart also works.
     with Carrier(shop.url(), seed=8) as carrier, pump:
-        ends_equal(pump, shop, carrier)
+        check_equal(pump, shop, carrier)
 
 
-def test_the_slot_is_dropped_under_a_running_reader(shop: Database, tmp_path: Path) -> None:
+def test_running_source_replaces_dropped_slot(shop: Database, tmp_path: Path) -> None:
     with Pump(shop, tmp_path) as pump, Carrier(shop.url()) as carrier:
         pump.settle()
         [name] = slots(shop)
 
-        def dropped() -> bool:
+        def drop_slot() -> bool:
             shop.sql(
                 "SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots"
                 " WHERE slot_name = %s AND active",
@@ -160,18 +161,18 @@ def test_the_slot_is_dropped_under_a_running_reader(shop: Database, tmp_path: Pa
             )
             try:
                 shop.sql("SELECT pg_drop_replication_slot(%s)", [name])
-            except Exception as error:  # noqa: BLE001 - in use again, or gone
+            except Exception as error:  # noqa: BLE001 - in use again, or dropped
                 return "does not exist" in str(error)
             return True
 
-        until(dropped, "the slot to be dropped")
-        ends_equal(pump, shop, carrier)
+        until(drop_slot, "the slot to be dropped")
+        check_equal(pump, shop, carrier)
 
 
-def test_a_restore_on_the_same_timeline_is_noticed(
+def test_restored_server_on_same_timeline_is_detected(
     server: PostgresServer, shop: Database, tmp_path: Path
 ) -> None:
-    """The server is set back, and has since written past what we hold."""
+    """The history is rewound, and the server has written past our position since."""
     copy = server.folder / "copy"
     with Proxy(server.port) as proxy, Pump(shop, tmp_path, url=through(proxy, shop)) as pump:
         pump.settle()
@@ -193,18 +194,18 @@ def test_a_restore_on_the_same_timeline_is_noticed(
             until(lambda: position(shop) > held, "the server to have written as much again")
         proxy.refuses = False
         pump.settle()
-        check(pump, shop, TABLES, coins_are_kept)
+        check(pump, shop, TABLES, check_coins)
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_a_standby_that_lost_transactions_takes_over(
+def test_promoted_standby_with_lost_transactions_is_detected(
     server: PostgresServer,
     shop: Database,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     planted: bool,
 ) -> None:
-    """The process goes on running. With the bug, it knows the server only from its start."""
+    """The process keeps running. With the planted bug, it identifies the server only once."""
     with (
         caught(planted),
         standby_of(server) as standby,
@@ -219,27 +220,27 @@ def test_a_standby_that_lost_transactions_takes_over(
         [name] = slots(shop)
         held = durable(pump)
         if planted:
-            believe_the_first_look(monkeypatch)
-        after = promoted(standby, shop.name)
+            identify_server_once(monkeypatch)
+        after = promote(standby, shop.name)
         after.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
         with Carrier(after.url(), seed=2, pause_ms=0):
             until(lambda: position(after) > held, "the standby to have written as much")
         proxy.target = standby.port
         proxy.cut()
         pump.settle()
-        check(pump, after, TABLES, coins_are_kept)
+        check(pump, after, TABLES, check_coins)
         with Carrier(after.url(), seed=3) as carrier:
-            ends_equal(pump, after, carrier)
+            check_equal(pump, after, carrier)
 
 
-def believe_the_first_look(patch: pytest.MonkeyPatch) -> None:
-    begin = PostgresSource._begin_stream
-    patch.setattr(Upstream, "_must_be_same", lambda *_: None)
-    patch.setattr(Upstream, "recognise", lambda *_, **__: None)
-    patch.setattr(PostgresSource, "_begin_stream", lambda self, _: begin(self, None))
+def identify_server_once(patch: pytest.MonkeyPatch) -> None:
+    begin = PostgresSource._start_stream
+    patch.setattr(SourceServer, "_check_same_server", lambda *_: None)
+    patch.setattr(SourceServer, "verify_identity", lambda *_, **__: None)
+    patch.setattr(PostgresSource, "_start_stream", lambda self, _: begin(self, None))
 
 
-def test_a_standby_that_has_everything_takes_over(
+def test_promoted_standby_with_all_transactions_is_accepted(
     server: PostgresServer, shop: Database, tmp_path: Path
 ) -> None:
     with (
@@ -252,15 +253,15 @@ def test_a_standby_that_has_everything_takes_over(
         pump.settle()
         proxy.refuses = True
         proxy.cut()
-        here = position(shop)
-        until(lambda: replayed(standby) >= here, "the standby to have it all")
-        after = promoted(standby, shop.name)
+        flushed = position(shop)
+        until(lambda: replayed(standby) >= flushed, "the standby to replay all")
+        after = promote(standby, shop.name)
         proxy.target, proxy.refuses = standby.port, False
         with Carrier(after.url(), seed=2) as carrier:
-            ends_equal(pump, after, carrier)
+            check_equal(pump, after, carrier)
 
 
-def test_another_server_stays_an_error(
+def test_source_at_another_server_fails_until_the_first_is_back(
     postgres_server: PostgresServer, shop: Database, tmp_path: Path
 ) -> None:
     other = postgres_server.create_database(shop.name)
@@ -278,13 +279,13 @@ def test_another_server_stays_an_error(
             proxy.target = shop.server.port
             with pump:
                 pump.settle()
-                check(pump, shop, TABLES, coins_are_kept)
+                check(pump, shop, TABLES, check_coins)
     finally:
         other.drop()
 
 
 def durable(pump: Pump) -> int:
-    """How far upstream what is stored has come."""
+    """Return the durable LSN of the source."""
     return int(pump.notes()["streamed"]["lsn"])
 
 
@@ -296,8 +297,8 @@ def replayed(standby: PostgresServer) -> int:
     return int(standby.sql("SELECT coalesce(pg_last_wal_replay_lsn() - '0/0', 0)")[0][0])
 
 
-def promoted(standby: PostgresServer, name: str) -> Database:
-    """The database on the standby, which is on its own from now on."""
+def promote(standby: PostgresServer, name: str) -> Database:
+    """Promote the standby, and return its database."""
     if not standby.running:
         # It must not catch up first.
         with (standby.data / "postgresql.auto.conf").open("a") as file:

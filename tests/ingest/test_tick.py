@@ -143,13 +143,13 @@ def test_lookup_returns_rows_of_earlier_ticks_and_current_tick(
     ticks = Ticks(turn)
     found: list[str] = []
 
-    def look(tick: TickTransaction) -> None:
+    def request_rows(tick: TickTransaction) -> None:
         keys = pa.table({"partition": ["0", "0", "1"], "offset": pa.array([0, 2, 1], pa.int64())})
         rows = tick.lookup("words", keys)
         assert DIFF not in rows.column_names
         found.extend(sorted(rows.column("word").to_pylist()))
 
-    for act in (lambda _: None, lambda _: None, look):
+    for act in (lambda _: None, lambda _: None, request_rows):
         ticks.tick(act)
     assert found == ["word 0", "word 2"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.fix_postgres import major
 from tests.ingest.checker import check, differing
 from tests.ingest.pump import SOURCE, Pump, until
@@ -49,8 +49,8 @@ def test_every_value_by_every_way(
         found = check(pump, database, tables)
         rows = sum(found["public.copied"].changes[found["public.copied"].since].values())
         assert rows == len(database.sql("SELECT FROM copied")) > 10
-        # Each row is taken back, as it was copied or streamed, and comes again with another key:
-        # one by a change of its key, one by a change of nothing, one whole.
+        # Each row, from the snapshot or the stream, is deleted and inserted again: by a change
+        # of its key, by an update without a change, or by a delete and an insert.
         database.sql("UPDATE copied SET id = -id - 1 WHERE id % 2 = 0")
         database.sql("UPDATE streamed SET id = -id - 1 WHERE id % 2 = 0")
         database.sql("UPDATE copied SET id = id WHERE id > 0")
@@ -132,7 +132,7 @@ def test_a_column_that_is_kept_as_text_may_change_its_type(
 
 
 def stream_command(database: Database) -> str:
-    """What the server was asked for by whoever follows it."""
+    """Return the replication command of the source."""
     [[command]] = database.sql(
         "SELECT query FROM pg_stat_activity WHERE backend_type = 'walsender' "
         "AND query LIKE 'START_REPLICATION%' AND datname = current_database()"

@@ -12,16 +12,22 @@ import yaml
 
 import penstock.ingest
 from penstock import persist
+from penstock.data.remap_form import POSTGRES
 from penstock.errors import DefiniteError
-from penstock.reclock import accumulate, shape_of
-from penstock.sources.postgres.errors import NotReady
-from penstock.sources.postgres.identity import Fork, ForkedAfter, ForkedBefore, Identity, judge
+from penstock.reclock import accumulate
+from penstock.servers.postgres import Database
+from penstock.sources.postgres.errors import HistoryRewound, NotReady
+from penstock.sources.postgres.identity import (
+    Fork,
+    ForkedAfter,
+    ForkedBefore,
+    Identity,
+    compare_history,
+)
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.pgoutput import Chunk
 from penstock.sources.postgres.snapshot import page_ranges
-from penstock.sources.postgres.tail import Run, Tail
-from penstock.sources.postgres.upstream import SetBack
-from penstock.testing.postgres import Database
+from penstock.sources.postgres.stream_reader import Run, StreamReader
 from tests.ingest.checker import check
 from tests.ingest.pump import SOURCE, Pump
 from tests.ingest.story import Story
@@ -90,10 +96,10 @@ class OneTransaction:
 def test_g02_a_bound_holds_what_committed_below_it() -> None:
     given, expected = vector("G02")["given"], vector("G02")["expect"]
     stream = OneTransaction(given["commit_lsn"], given["end_lsn"], given["rows"])
-    heard, tail = Heard(), Tail(stream, durable=0, last=None)
-    tail.up_to(expected["row_time"], heard, waiting=lambda: None)
+    heard, tail = Heard(), StreamReader(stream, durable=0, last=None)
+    tail.read_up_to(expected["row_time"], heard)
     assert heard.count == 0
-    tail.up_to(expected["upper"], heard, waiting=lambda: None)
+    tail.read_up_to(expected["upper"], heard)
     assert heard.count == given["rows"]
 
 
@@ -106,9 +112,9 @@ def test_g25_another_timeline_is_taken_only_if_it_has_all_that_we_hold() -> None
         history = (Fork(expected, Lsn(fork)),)
         return Identity(system_id=1, timeline=actual, xlogpos=Lsn(2000), history=history)
 
-    assert isinstance(judge(stored, found(fork=899), durable), ForkedBefore)
-    assert issubclass(SetBack, DefiniteError)
-    assert isinstance(judge(stored, found(fork=900), durable), ForkedAfter)
+    assert isinstance(compare_history(stored, found(fork=899), durable), ForkedBefore)
+    assert issubclass(HistoryRewound, DefiniteError)
+    assert isinstance(compare_history(stored, found(fork=900), durable), ForkedAfter)
 
 
 def test_g27_ranges_of_pages() -> None:
@@ -199,7 +205,7 @@ def test_g12_g08_nothing_is_seen_before_every_copy_is_passed(
         (begin,) = {client.collection(name).since for name in pump.collections()}
         first = remap.snapshot(begin).arrow()
         assert not len(remap.snapshot(begin - 1).arrow())
-    assert max(snapshots) <= accumulate(shape_of("postgres"), first)[()]
+    assert max(snapshots) <= accumulate(POSTGRES, first)[()]
     # All outputs of ours move together, so there is one position to resume from, and the
     # server has not been told of more.
     (confirmed,) = database.sql(

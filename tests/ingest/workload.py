@@ -1,8 +1,8 @@
-"""Somebody who carries coins from purses to chests, and what must hold of it at any time.
+"""Workload that moves coins from purses to chests, and its invariant.
 
-Tables with every kind of identity take part, values that are too large to be
-sent again, keys that change, rows that come and go within a transaction, and
-transactions and savepoints that are taken back.
+The tables have every kind of replica identity and TOAST values. Keys change, rows are
+inserted and deleted within one transaction, and transactions and savepoints are
+rolled back.
 """
 
 import random
@@ -35,8 +35,8 @@ CREATE PUBLICATION penstock FOR TABLE purse, chest, moved;
 """
 
 
-def coins_are_kept(state: State) -> str | None:
-    """No transaction makes or loses a coin, and each writes down what it carried."""
+def check_coins(state: State) -> str | None:
+    """Return the totals if coins were created, lost or moved without a record, else None."""
     purse, chest, moved = (
         sum(int(row[-1] or 0) * count for row, count in state[table].items()) for table in TABLES
     )
@@ -46,14 +46,14 @@ def coins_are_kept(state: State) -> str | None:
 
 
 class Carrier:
-    """Carries coins all the time, in a thread; comes back if the server goes away."""
+    """Thread that moves coins without pause, and reconnects after an error."""
 
     def __init__(
         self, url: str, seed: int = 7, *, pause_ms: int = 5, truncates: bool = True
     ) -> None:
         self.url = url
         self.committed = 0
-        self._chance = random.Random(seed)
+        self._rng = random.Random(seed)
         self._truncated_ms = SYSTEM_CLOCK.boot_ms()
         self._truncates = truncates
         self._pause_s = pause_ms / 1_000
@@ -73,7 +73,7 @@ class Carrier:
         self.stop()
 
     def stop(self) -> None:
-        """No more after this."""
+        """End the thread after its last transaction."""
         self._stop.set()
         self._thread.join()
 
@@ -85,28 +85,28 @@ class Carrier:
             self._stop.wait(0.05)
 
     def _carry(self, connection: psycopg.Connection) -> None:
-        chance = self._chance
-        if not chance.randrange(4):
+        rng = self._rng
+        if not rng.randrange(4):
             connection.execute("SET LOCAL synchronous_commit = off")
-        for _ in range(chance.choice([1, 1, 2, 8])):
-            coins = chance.randrange(1, 5)
-            here, there = chance.randrange(1, 21), chance.randrange(1, 21)
-            # A row that is not there this time gives and takes nothing.
+        for _ in range(rng.choice([1, 1, 2, 8])):
+            coins = rng.randrange(1, 5)
+            purse, chest = rng.randrange(1, 21), rng.randrange(1, 21)
+            # If one of the rows is missing, no coin is moved.
             connection.execute(
                 """
                 WITH given AS (
                   UPDATE purse SET coins = coins - %(coins)s
-                  WHERE id = %(here)s AND EXISTS (SELECT FROM chest WHERE id = %(there)s)
+                  WHERE id = %(purse)s AND EXISTS (SELECT FROM chest WHERE id = %(chest)s)
                   RETURNING 1
                 ), taken AS (
                   UPDATE chest SET coins = coins + %(coins)s
-                  WHERE id = %(there)s AND EXISTS (SELECT FROM given) RETURNING 1
+                  WHERE id = %(chest)s AND EXISTS (SELECT FROM given) RETURNING 1
                 )
                 INSERT INTO moved SELECT %(coins)s FROM taken
                 """,
-                {"coins": coins, "here": here, "there": there},
+                {"coins": coins, "purse": purse, "chest": chest},
             )
-        match chance.randrange(12):
+        match rng.randrange(12):
             case 0:
                 self._rename(connection, "purse", "id", "-id")
             case 1:
@@ -121,7 +121,7 @@ class Carrier:
                     "UPDATE purse SET id = 98 WHERE id = 99; DELETE FROM purse WHERE id = 98"
                 )
             case 4:
-                # All are put into one.
+                # One row replaces all.
                 connection.execute(
                     "DELETE FROM moved; INSERT INTO moved SELECT sum(coins) FROM chest"
                 )
@@ -130,15 +130,15 @@ class Carrier:
             case 6:
                 connection.execute("UPDATE chest SET span = span + interval '90 minutes'")
             case 7 if self._truncates and SYSTEM_CLOCK.boot_ms() > self._truncated_ms + 3_000:
-                # Not all the time: a first copy that it happens to must be begun again.
+                # Not too often: a truncate restarts the snapshot of the table.
                 self._truncated_ms = SYSTEM_CLOCK.boot_ms()
                 connection.execute("TRUNCATE moved; INSERT INTO moved SELECT sum(coins) FROM chest")
-        if chance.randrange(6):
+        if rng.randrange(6):
             connection.commit()
             self.committed += 1
         else:
             connection.rollback()
 
     def _rename(self, connection: psycopg.Connection, table: str, key: str, value: str) -> None:
-        some = self._chance.randrange(1, 21)
-        connection.execute(f"UPDATE {table} SET {key} = {value} WHERE abs(id) = {some}".encode())
+        number = self._rng.randrange(1, 21)
+        connection.execute(f"UPDATE {table} SET {key} = {value} WHERE abs(id) = {number}".encode())

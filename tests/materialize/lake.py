@@ -17,12 +17,12 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
 from penstock.connectors.files.__main__ import documents
 from penstock.data import DIFF, TIME
-from penstock.materialize.driver import Jobs, Materializing
-from penstock.materialize.here import TasksHere
-from penstock.materialize.shard import forget_sessions
+from penstock.materialize.loop import MaterializationLoop
+from penstock.materialize.runner import LocalRunner, Runner
+from penstock.materialize.shard import close_sessions
 from penstock.pipeline.file import CollectionSection, MaterializationSection
-from penstock.pipeline.supervisor import Loop
 from penstock.sdk import Connector, serve
+from penstock.supervisor import Loop, run_loop
 
 SCHEMA = pa.schema(
     [pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("amount", pa.int64())]
@@ -43,11 +43,11 @@ def row(id: int) -> Mapping[str, Any]:
 class Table:
     """A table upstream, and the collection of its changes."""
 
-    def __init__(self, url: str, chance: random.Random) -> None:
+    def __init__(self, url: str, rng: random.Random) -> None:
         self.client = persist.open(url, writer="upstream")
         self.collection = self.client.create_or_load("shop.t", schema=SCHEMA, key_columns=["id"])
         self.rows: dict[int, tuple[str, int]] = {}
-        self._chance = chance
+        self._rng = rng
 
     def change(self, count: int = 20) -> None:
         """Insert, update and delete at random, at several times."""
@@ -55,12 +55,12 @@ class Table:
         updates = []
         for step in range(count):
             time = lower + step // 5
-            id = self._chance.randrange(12)
+            id = self._rng.randrange(12)
             before = self.rows.pop(id, None)
             if before is not None:
                 updates.append((id, *before, time, -1))
-            if before is None or self._chance.random() < 0.7:
-                self.rows[id] = (f"name {self._chance.randrange(100)}", step)
+            if before is None or self._rng.random() < 0.7:
+                self.rows[id] = (f"name {self._rng.randrange(100)}", step)
                 updates.append((id, *self.rows[id], time, +1))
         columns = list(zip(*updates, strict=True))
         rows = pa.table(columns, names=[*SCHEMA.names, TIME, DIFF])
@@ -110,7 +110,7 @@ def materializing(
     folder: Path,
     *,
     shards: int = 1,
-    jobs: Jobs | None = None,
+    jobs: Runner | None = None,
     bindings: Sequence[Mapping[str, Any]] | None = None,
     collections: Mapping[str, Any] | None = None,
     connector: Connector[Any, Any] | None = None,
@@ -119,7 +119,7 @@ def materializing(
     sources: Sequence[str] = (),
     allow_drop: bool = False,
     **binding: Any,
-) -> Iterator[Materializing]:
+) -> Iterator[MaterializationLoop]:
     """Yield a materialization of the table, with its own connector and no open stream."""
     address = f"unix:{folder / 'connector.socket'}"
     bound = {"collection": "shop.t", "resource": dict(endpoint.resource), **binding}
@@ -138,15 +138,15 @@ def materializing(
         persist.open(f"{lake}/{name}", writer="runtime") as client,
     ):
         try:
-            yield Materializing(
+            yield MaterializationLoop(
                 name,
                 said,
                 client,
                 location=lake,
-                jobs=jobs or TasksHere(),
+                jobs=jobs or LocalRunner(),
                 tick_ms=1,
                 clock=SYSTEM_CLOCK,
-                chance=random.Random(),
+                rng=random.Random(),
                 collections={
                     name: CollectionSection.model_validate(each)
                     for name, each in (collections or {}).items()
@@ -155,19 +155,19 @@ def materializing(
                 allow_drop=allow_drop,
             )
         finally:
-            forget_sessions()
+            close_sessions()
 
 
-def notes(lake: str, name: str = "local") -> Mapping[str, Any]:
+def stored_state(lake: str, name: str = "local") -> Mapping[str, Any]:
     """Return the stored state of a materialization."""
     with persist.open(f"{lake}/{name}") as client:
         found = client.collection(f"{name}/state")
         return dict(each.data for each in found.snapshot(found.upper - 1))
 
 
-def once(materialization: Materializing) -> None:
+def once(materialization: MaterializationLoop) -> None:
     """Bring the endpoint to the upper of its collections."""
-    materialization.run(threading.Event(), once=True)
+    run_loop(materialization, threading.Event(), once=True, clock=SYSTEM_CLOCK, name="local")
 
 
 def bring(lake: str, endpoint: Endpoint, folder: Path, **given: Any) -> None:
@@ -181,7 +181,7 @@ def following(loop: Loop) -> Iterator[Callable[[Callable[[], bool]], None]]:
     """Run the loop during the block. Yield a function that waits until a condition holds."""
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        run = pool.submit(loop.run, stop, once=False)
+        run = pool.submit(run_loop, loop, stop, once=False, clock=SYSTEM_CLOCK, name="local")
 
         def until(condition: Callable[[], bool]) -> None:
             while not condition():

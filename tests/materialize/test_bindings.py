@@ -57,7 +57,7 @@ def test_binding_added_with_earlier_upper_during_planned_transaction_is_stored(
     other = table.client.create_or_load("shop.u", **KEYED)
     other.compare_and_append([(row(1), 3, 1)], 0, 10)
     bring(lake, endpoint, tmp_path, bindings=TU)
-    assert endpoint.rows() == table.contents(), "what was planned is done"
+    assert endpoint.rows() == table.contents(), "the planned transaction is complete"
     assert [each["id"] for each in endpoint.rows("u")] == [1]
 
 
@@ -109,14 +109,14 @@ def test_binding_removed_while_shard_frontiers_differ_keeps_other_binding_comple
         once(materialization)
         table.change()
         other.compare_and_append([(row(n + 9), 20, 1) for n in range(9)], 20, 40)
-        real = shard.Gathering.store
+        real = shard.TransactionInput.store
 
-        def store(self: shard.Gathering, session: Any) -> Any:
+        def store(self: shard.TransactionInput, session: Any) -> Any:
             if self._key_range.begin:
                 raise IndeterminateError("killed")
             return real(self, session)
 
-        monkeypatch.setattr(shard.Gathering, "store", store)
+        monkeypatch.setattr(shard.TransactionInput, "store", store)
         with pytest.raises(IndeterminateError):
             once(materialization)
         monkeypatch.undo()
@@ -300,7 +300,7 @@ def test_backfill_of_documents_replaces_rows_instead_of_reducing_into_them(
         ) as materialization:
             once(materialization)
         assert [each["id"] for each in endpoint.rows()] == [1]
-    assert materialization.status()["documents"] == 1
+    assert materialization.status().documents == 1
 
 
 def test_recreated_collection_raises_usage_error_until_backfill_replaces_rows(
@@ -323,5 +323,5 @@ def test_recreated_collection_raises_usage_error_until_backfill_replaces_rows(
         once(refused)
     assert "backfill to 1" in told.value.hint
     bring(lake, endpoint, tmp_path, backfill=1)
-    assert endpoint.rows() == again.contents(), "what was there before has gone"
+    assert endpoint.rows() == again.contents(), "the earlier rows are deleted"
     again.client.close()

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from penstock.materialize.line import Line, RoundsServer
-from penstock.materialize.rounds import NotLogged, Rounds, Told
+from penstock.materialize.commit_barrier import CommitBarrier, CommitNotRecorded, ShardReport
+from penstock.materialize.driver_channel import DriverChannel, DriverChannelServer
 from penstock.materialize.run_certificate import run_certificate
 
 SECRET = b"x" * 32
@@ -22,20 +22,22 @@ class Offers:
     def opened(self) -> None:
         pass
 
-    def offer(self) -> Any:
+    def plan_next(self) -> Any:
         return [READABLE]
 
-    def commit(self, told: Sequence[Told], *, goes_on: bool) -> None:
+    def commit(self, reports: Sequence[ShardReport], *, continues: bool) -> None:
         pass
 
-    def settled(self, acknowledged_ms: int) -> None:
+    def acknowledged(self, acknowledged_ms: int) -> None:
         pass
 
 
 @pytest.fixture(params=[True, False], ids=["tls", "loopback"])
-def server(request: pytest.FixtureRequest) -> Iterator[RoundsServer]:
+def server(request: pytest.FixtureRequest) -> Iterator[DriverChannelServer]:
     certificate = run_certificate() if request.param else None
-    found = RoundsServer(Rounds(1, Offers(), lambda _: True), "127.0.0.1", SECRET, 1, certificate)
+    found = DriverChannelServer(
+        CommitBarrier(1, Offers(), lambda _: True), "127.0.0.1", SECRET, 1, certificate
+    )
     yield found
     found.close()
 
@@ -77,28 +79,28 @@ class Proxy:
 
 
 def test_driver_channel_messages_are_plaintext_only_without_certificate(
-    server: RoundsServer,
+    server: DriverChannelServer,
 ) -> None:
     proxy = Proxy(server.address.port)
-    line = Line(replace(server.address, port=proxy.port), 0)
-    assert line.offer() == READABLE
+    line = DriverChannel(replace(server.address, port=proxy.port), 0)
+    assert line.plan_next() == READABLE
     line.close(done=True)
     proxy.close()
     assert (READABLE.encode() in proxy.seen) is (server.address.certificate is None)
     assert SECRET not in proxy.seen
 
 
-def test_driver_channel_client_with_wrong_secret_is_rejected(server: RoundsServer) -> None:
-    with pytest.raises(NotLogged):
-        Line(replace(server.address, secret=b"y" * 32), 0)
-    line = Line(server.address, 0)
-    assert line.offer() == READABLE
+def test_driver_channel_client_with_wrong_secret_is_rejected(server: DriverChannelServer) -> None:
+    with pytest.raises(CommitNotRecorded):
+        DriverChannel(replace(server.address, secret=b"y" * 32), 0)
+    line = DriverChannel(server.address, 0)
+    assert line.plan_next() == READABLE
     line.close(done=True)
 
 
 def test_plaintext_client_of_encrypted_driver_channel_is_rejected() -> None:
-    rounds = Rounds(1, Offers(), lambda _: True)
-    server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
+    rounds = CommitBarrier(1, Offers(), lambda _: True)
+    server = DriverChannelServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
     with socket.create_connection(("127.0.0.1", server.address.port)) as plain:
         plain.sendall(b"\0" * 8)
         # At most a TLS alert before the end of the stream.
@@ -108,16 +110,16 @@ def test_plaintext_client_of_encrypted_driver_channel_is_rejected() -> None:
 
 
 def test_driver_channel_server_with_unexpected_certificate_is_rejected() -> None:
-    rounds = Rounds(1, Offers(), lambda _: True)
-    server = RoundsServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
+    rounds = CommitBarrier(1, Offers(), lambda _: True)
+    server = DriverChannelServer(rounds, "127.0.0.1", SECRET, 1, run_certificate())
     another = run_certificate.__wrapped__().certificate
-    with pytest.raises(NotLogged):
-        Line(replace(server.address, certificate=another), 0)
+    with pytest.raises(CommitNotRecorded):
+        DriverChannel(replace(server.address, certificate=another), 0)
     server.close()
 
 
 def test_private_key_of_run_certificate_is_absent_from_repr_and_address(
-    server: RoundsServer,
+    server: DriverChannelServer,
 ) -> None:
     assert "PRIVATE" not in repr(run_certificate()) + repr(server.address)
     assert b"PRIVATE" not in (server.address.certificate or b"")

@@ -29,7 +29,7 @@ from penstock.connectors.files.__main__ import documents
 from penstock.data import DIFF, TIME
 from penstock.data.packed.elements import pack_row
 from penstock.errors import PenstockError
-from penstock.materialize.driver import Materializing
+from penstock.materialize.loop import MaterializationLoop
 from penstock.persist import AppendTo
 from penstock.reduce import decode, encode
 from tests.datadriven import Directive
@@ -125,7 +125,7 @@ class Stage:
 
     def _materialize(self, directive: Directive) -> list[str]:
         self._stories += 1
-        told = {connector: self._told(connector, directive) for connector in CONNECTORS}
+        told = {connector: self._run_on(connector, directive) for connector in CONNECTORS}
         if told["sqlite"] == told["staged-files"]:
             return told["sqlite"]
         return [line for name, lines in told.items() for line in (f"{name}:", *lines)]
@@ -136,7 +136,7 @@ class Stage:
             rows = database.execute(f'SELECT {names} FROM "{of}"').fetchall()
         return sorted(json.dumps(row) for row in rows)
 
-    def _told(self, connector: str, directive: Directive) -> list[str]:
+    def _run_on(self, connector: str, directive: Directive) -> list[str]:
         place = self._place(connector)
         place.mkdir()
         return list(self._play(Endpoint(connector, place), directive))
@@ -196,7 +196,7 @@ def held(endpoint: Endpoint, name: str) -> Iterator[Any]:
         yield from documents(endpoint.folder / "files" / name)
 
 
-def refused(materialization: Materializing) -> list[str]:
+def refused(materialization: MaterializationLoop) -> list[str]:
     """Bring the endpoint to the upper of its collections. Return the lines of an error, if any."""
     try:
         once(materialization)

@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError
 from penstock.materialize import connect
 from penstock.materialize.errors import ConnectorUnreachable
 from penstock.sdk import serve
+from penstock.supervisor import run_loop
 from tests.materialize.lake import Endpoint, Table, materializing
 from tests.materialize.test_hung_endpoint import Run, append, first_transaction, until
 from tests.sdk.stream_client import committed, ready
@@ -151,5 +153,5 @@ def test_job_that_starts_after_first_cancel_is_cancelled_again(
     endpoint = Endpoint("sqlite", tmp_path)
     with materializing(lake, endpoint, tmp_path, jobs=_StartsLate(stop)) as materialization:
         materialization._process_stop = stop
-        materialization.run(stop, once=False)
-    assert materialization.status()["phase"] == "stopped"
+        run_loop(materialization, stop, once=False, clock=SYSTEM_CLOCK, name="local")
+    assert materialization.status().phase == "stopped"

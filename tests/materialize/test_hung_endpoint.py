@@ -16,9 +16,9 @@ from penstock import materialize, persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors import built_in
 from penstock.persist.state_store import StateStore
-from penstock.pipeline.supervisor import Supervisor
 from penstock.sdk import serve
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
+from penstock.supervisor import Supervisor
 from tests.ingest.proxy import Proxy
 from tests.ingest.test_server_faults import through
 
@@ -60,7 +60,7 @@ class Run:
     def __init__(self, folder: Path, connector: str, endpoint: Mapping[str, Any]) -> None:
         self.file = folder / "f.yaml"
         self.stop = threading.Event()
-        self._running: Supervisor | None = None
+        self._supervisor: Supervisor | None = None
         self.file.write_text(
             f"location: file:{folder}/lake\nwriter: w\nmaterializations:\n  desk:\n"
             f"    connector: {connector}\n    endpoint: {json.dumps(endpoint)}\n"
@@ -69,13 +69,15 @@ class Run:
         self.thread = threading.Thread(target=self._run, daemon=True)
 
     def _run(self) -> None:
-        materialize.run(self.file, jobs=materialize.TasksHere(), stop=self.stop, told=self._told)
+        materialize.run(
+            self.file, jobs=materialize.LocalRunner(), stop=self.stop, on_start=self._set_supervisor
+        )
 
-    def _told(self, running: Supervisor) -> None:
-        self._running = running
+    def _set_supervisor(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
 
     def status(self) -> Mapping[str, Any]:
-        return {} if self._running is None else self._running.status()["desk"]
+        return {} if self._supervisor is None else self._supervisor.status()["desk"].to_json()
 
     def reaches(self, upper: int) -> None:
         until(lambda: self.status().get("upper") == upper, f"upper {upper}")
@@ -134,7 +136,7 @@ def test_slow_endpoint_is_reported_as_waiting_and_does_not_delay_stop(
         stored = StateStore(client, "desk").get("status")
     assert stored["waiting"] is None
     assert stored["phase"] == "stopped"
-    materialize.run(run.file, jobs=materialize.TasksHere(), once=True)
+    materialize.run(run.file, jobs=materialize.LocalRunner(), once=True)
     assert database.sql("SELECT id FROM a ORDER BY id") == [(1,), (2,)]
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.connectors.sqlite.connector import SqliteConnector
-from penstock.engine.checking import planned
+from penstock.engine.preflight import plan_file
 from penstock.errors import IndeterminateError, PenstockError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.backfill import LostResource
@@ -30,7 +30,7 @@ from tests.materialize.lake import (
     once,
     row,
 )
-from tests.materialize.test_restored import append_order, bring_orders, orders  # noqa: F401
+from tests.materialize.test_restored_lake import append_order, bring_orders, orders  # noqa: F401
 
 LOST = 'resource "t" of materialization "local" does not exist any more'
 
@@ -98,7 +98,7 @@ def test_table_dropped_while_running_raises_lost_resource_at_restart(
         ThreadPoolExecutor(1) as pool,
     ):
         run = pool.submit(materialization.run, threading.Event(), once=False)
-        while not materialization.status()["transactions"]:
+        while not materialization.status().transactions:
             SYSTEM_CLOCK.wait(threading.Event(), 5)
         execute(tmp_path, "DROP TABLE t")
         table.change()
@@ -141,8 +141,11 @@ def test_start_with_deleted_folder_contents_raises_lost_resource(
     delete_contents(tmp_path, name)
     table.change()
     for _ in range(2):
-        with pytest.raises(LostResource, match=LOST):
+        with pytest.raises(LostResource, match=LOST) as lost:
             bring(lake, endpoint, tmp_path)
+        # A backfill needs the staged files, because Acknowledge applies them first.
+        assert ("set the backfill" in lost.value.hint) == (connector == "plain-files")
+        assert ("name another resource" in lost.value.hint) == (connector == "staged-files")
     assert not (tmp_path / "files" / "t" / name).exists()
     if connector == "plain-files":
         bring(lake, endpoint, tmp_path, backfill=1)
@@ -159,7 +162,7 @@ def test_folder_contents_deleted_while_running_stop_materialization(
         ThreadPoolExecutor(1) as pool,
     ):
         run = pool.submit(materialization.run, threading.Event(), once=False)
-        while not materialization.status()["transactions"]:
+        while not materialization.status().transactions:
             SYSTEM_CLOCK.wait(threading.Event(), 5)
         delete_contents(tmp_path, name)
         table.change()
@@ -301,7 +304,7 @@ def test_plan_reports_dropped_table(orders: Path) -> None:  # noqa: F811
     with contextlib.closing(sqlite3.connect(orders / "desk.db")) as database:
         database.execute("DROP TABLE a")
         database.commit()
-    [change] = [each for each in planned(orders / "f.yaml") if each.action == "refuse"]
+    [change] = [each for each in plan_file(orders / "f.yaml") if each.action == "refuse"]
     assert 'resource "a" of materialization "desk" does not exist any more' in str(change)
     assert "set the backfill of its binding to 1" in change.hint
 

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.connectors.sqlite.transactor import SqliteTransactor
-from penstock.materialize import session, shard
+from penstock.materialize import connector_session, shard
 from penstock.protocol.messages import StateUpdate
 from penstock.sdk.batches import Keys, LoadedDocuments
 from tests.materialize.lake import Endpoint, materializing
@@ -23,7 +23,7 @@ class Slow(SqliteTransactor):
     """A transactor that commits after the next read and acknowledges after the next Loads."""
 
     go_on: Callable[[], None]
-    told: threading.Event
+    read: threading.Event
     loaded: threading.Event
     seen: list[str]
 
@@ -31,19 +31,19 @@ class Slow(SqliteTransactor):
         yield from super().load(keys)
         # The runtime waits for the end of load, so it sees the new rows before the commit.
         if len(self.seen) < 2:
-            self.told.clear()
+            self.read.clear()
             self.loaded.clear()
             self.go_on()
 
     def start_commit(self, checkpoint: bytes) -> StateUpdate | None:
         if len(self.seen) < 2:
-            assert self.told.wait(PATIENCE_S), "the next interval was not read meanwhile"
+            assert self.read.wait(PATIENCE_S), "the next interval was not read"
             self.seen.append("read")
         return super().start_commit(checkpoint)
 
     def acknowledge(self) -> None:
         if self.seen[-1:] == ["read"]:
-            assert self.loaded.wait(PATIENCE_S), "nothing was asked for meanwhile"
+            assert self.loaded.wait(PATIENCE_S), "no document was requested"
             self.seen.append("loaded")
         super().acknowledge()
 
@@ -63,23 +63,23 @@ def test_next_interval_is_read_and_loaded_during_commit_and_acknowledge(
     lake, endpoint = f"file:{tmp_path / 'lake'}", Endpoint("sqlite", tmp_path)
     log = Log(lake, "shop.t", COLUMNS)
     log.add((0, 1, 5, "first", 3))
-    told, loaded, seen = threading.Event(), threading.Event(), list[str]()
-    monkeypatch.setattr(Slow, "told", told, raising=False)
+    read, loaded, seen = threading.Event(), threading.Event(), list[str]()
+    monkeypatch.setattr(Slow, "read", read, raising=False)
     monkeypatch.setattr(Slow, "loaded", loaded, raising=False)
     monkeypatch.setattr(Slow, "seen", seen, raising=False)
-    read_here, load = shard.read_here, session.Session.load
+    read_locally, load = shard.read_locally, connector_session.ConnectorSession.load
 
     def reading(*given: Any) -> Any:
-        found = read_here(*given)
-        told.set()
+        found = read_locally(*given)
+        read.set()
         return found
 
-    def loading(self: session.Session, request: Any) -> None:
+    def loading(self: connector_session.ConnectorSession, request: Any) -> None:
         load(self, request)
         loaded.set()
 
-    monkeypatch.setattr(shard, "read_here", reading)
-    monkeypatch.setattr(session.Session, "load", loading)
+    monkeypatch.setattr(shard, "read_locally", reading)
+    monkeypatch.setattr(connector_session.ConnectorSession, "load", loading)
     stop = threading.Event()
     with materializing(
         lake, endpoint, tmp_path, connector=SlowConnector(), collections=by_columns()
@@ -93,7 +93,7 @@ def test_next_interval_is_read_and_loaded_during_commit_and_acknowledge(
         monkeypatch.setattr(Slow, "go_on", staticmethod(go_on), raising=False)
         thread = threading.Thread(target=materialization.run, args=(stop,), kwargs={"once": False})
         thread.start()
-        while materialization.status()["upper"] < log.collection.upper or len(seen) < 2:
+        while materialization.status().upper < log.collection.upper or len(seen) < 2:
             assert thread.is_alive(), materialization.status()
             stop.wait(0.01)
         stop.set()

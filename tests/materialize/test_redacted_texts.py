@@ -113,7 +113,7 @@ def _validate() -> Validate:
     return Validate(SPEC.materialization, SPEC.endpoint_spec_json, tuple(bindings))
 
 
-def said_by_error(connection: Connection, call: Callable[[Connection], Any]) -> str:
+def text_of_error(connection: Connection, call: Callable[[Connection], Any]) -> str:
     with pytest.raises(ConnectorError) as raised:
         call(connection)
     error = raised.value
@@ -136,7 +136,7 @@ def test_secret_marked_in_schema_is_redacted_in_every_encoding(
         assert_redacted(call(connection), written)
     served[0].fails = True
     for call in (*CALLS.values(), opened):
-        assert_redacted(said_by_error(connection, call), written)
+        assert_redacted(text_of_error(connection, call), written)
 
 
 def assert_redacted(text: str, written: str) -> None:
@@ -153,6 +153,6 @@ def test_every_config_string_is_redacted_if_schema_is_unavailable(
     foreign.has_spec, foreign.fails = False, True
     foreign.text = f"access with {SECRET} is denied"
     for call in (*CALLS.values(), opened):
-        text = said_by_error(connection, call)
+        text = text_of_error(connection, call)
         assert "access with *** is denied" in text
         assert "sam" not in text

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.data.packed.elements import pack_row
 from penstock.errors import DefiniteError, InternalError
 from penstock.materialize.errors import ConnectorRefused
-from penstock.materialize.spill import Combining
+from penstock.materialize.spill import SpillingCombiner
 from penstock.reduce import COMBINED, REDUCED, Reducer, combine_rows, encode, reduce_rows
 from tests.reduce.documents import EVERYTHING, LIFE, LIVES, WITH_EVERYTHING
 
@@ -53,7 +53,7 @@ def read(batches: Iterable[pa.RecordBatch]) -> list[tuple[Any, ...]]:
     return [tuple(row.values()) for batch in batches for row in batch.to_pylist()]
 
 
-def load(combining: Combining, rows: Iterable[tuple[bytes, Any]]) -> None:
+def load(combining: SpillingCombiner, rows: Iterable[tuple[bytes, Any]]) -> None:
     rows = list(rows)
     keys = pa.array([key for key, _ in rows], pa.binary())
     combining.loaded(keys, pa.array([encode(document) for _, document in rows], pa.binary()))
@@ -93,7 +93,7 @@ def test_spilled_reduction_equals_reduction_in_memory(
     keys = sorted({key for key, _ in rows})
     stored = [(key, data.draw(documents)) for key in keys if data.draw(st.booleans())]
     keep = data.draw(st.booleans())
-    with Combining(reducer, memory_bytes=data.draw(SMALL)) as combining:
+    with SpillingCombiner(reducer, memory_bytes=data.draw(SMALL)) as combining:
         asked = [array for part in cut(data, rows) for array in combining.add(table(part))]
         asked += combining.finish()
         assert listed(asked) == keys
@@ -118,7 +118,7 @@ def test_spilled_reduction_equals_reduction_in_memory(
 def test_spilled_combination_equals_combination_in_memory(data: Any) -> None:
     rows = data.draw(st.lists(st.tuples(KEYS, st.integers(0, 3)), max_size=30))
     rows = [(key, {"log": [n]}) for key, n in sorted(rows, key=lambda row: row[0])]
-    with Combining(LOG, memory_bytes=data.draw(SMALL)) as combining:
+    with SpillingCombiner(LOG, memory_bytes=data.draw(SMALL)) as combining:
         for part in cut(data, rows):
             combining.add(table(part))
         combining.finish()
@@ -128,7 +128,7 @@ def test_spilled_combination_equals_combination_in_memory(data: Any) -> None:
 def test_combining_many_documents_stays_within_memory_bound(tmp_path: Path) -> None:
     bound, part = 64 << 10, 8 << 10
     text = "x" * 1000
-    with Combining(LOG, memory_bytes=bound, folder=tmp_path) as combining:
+    with SpillingCombiner(LOG, memory_bytes=bound, folder=tmp_path) as combining:
         for start in range(0, 1000, 5):
             # Each key has two documents, possibly in consecutive tables.
             rows = [(key(n // 2), {"log": [n], "text": text}) for n in range(start, start + 5)]
@@ -137,7 +137,7 @@ def test_combining_many_documents_stays_within_memory_bound(tmp_path: Path) -> N
             load(combining, [(key, {"log": [-1], "text": text}) for key in reversed(keys)])
             assert combining.held_bytes <= bound + part
         load(combining, [(key, {"log": [-1]}) for key in listed(combining.finish())])
-        assert combining.aside_bytes > 500_000  # Runs are not compressed.
+        assert combining.spilled_bytes > 500_000  # Runs are not compressed.
         assert list(tmp_path.iterdir()) == []
         sizes = [batch.nbytes for batch in combining.combined()]
         assert max(sizes) <= bound // 4
@@ -153,18 +153,18 @@ def test_many_documents_of_one_key_are_combined_without_spilling() -> None:
         "counts",
     )
     rows = table([(key(1), {"n": 1, "text": "x" * 100})] * 100)
-    with Combining(counter, memory_bytes=32 << 10) as combining:
+    with SpillingCombiner(counter, memory_bytes=32 << 10) as combining:
         for _ in range(50):
             assert combining.add(rows) == []
             assert combining.held_bytes <= (4 << 10) + rows.nbytes
         assert listed(combining.finish()) == [key(1)]
-        assert combining.aside_bytes == 0
+        assert combining.spilled_bytes == 0
         assert read(combining.combined()) == [(key(1), encode({"n": 5000, "text": "x" * 100}))]
 
 
 def test_uncombinable_changes_of_one_key_are_loaded_once_and_stay_in_one_batch() -> None:
     rows = [(key(n), {"n": each}) for n in range(3) for each in range(3000)]
-    with Combining(HISTORY, memory_bytes=1000) as combining:
+    with SpillingCombiner(HISTORY, memory_bytes=1000) as combining:
         asked = []
         for start in range(0, len(rows), 1000):
             asked += combining.add(table(rows[start : start + 1000]))
@@ -180,7 +180,7 @@ def test_uncombinable_changes_of_one_key_are_loaded_once_and_stay_in_one_batch()
 
 def test_combining_documents_of_16_mib_holds_one_in_memory(tmp_path: Path) -> None:
     text = "x" * (16 << 20)
-    with Combining(LOG, memory_bytes=1 << 20, folder=tmp_path) as combining:
+    with SpillingCombiner(LOG, memory_bytes=1 << 20, folder=tmp_path) as combining:
         keys = []
         for n in range(3):
             keys += listed(combining.add(table([(key(n), {"text": text, "log": [n]})])))
@@ -189,7 +189,7 @@ def test_combining_documents_of_16_mib_holds_one_in_memory(tmp_path: Path) -> No
         for each in reversed(keys):
             load(combining, [(each, {"text": text, "log": [-1]})])
             assert combining.held_bytes < 17 << 20
-        assert combining.aside_bytes > 48 << 20
+        assert combining.spilled_bytes > 48 << 20
         done = 0
         for batch in combining.reduced():
             assert batch.num_rows == 1
@@ -203,7 +203,7 @@ def test_small_changes_to_large_documents_are_reduced_in_small_batches() -> None
     loaded = [(key(n), {"text": "x" * 100_000}) for n in range(40)]
     # The first key has most of the rows.
     rows = [(key(0), {"n": n}) for n in range(100)] + [(key(n), {"n": 1}) for n in range(1, 40)]
-    with Combining(HISTORY, memory_bytes=4 << 20) as combining:
+    with SpillingCombiner(HISTORY, memory_bytes=4 << 20) as combining:
         combining.add(table(rows))
         combining.finish()
         load(combining, loaded)
@@ -215,7 +215,7 @@ def test_small_changes_to_large_documents_are_reduced_in_small_batches() -> None
 
 def test_spill_files_are_released_at_exit(tmp_path: Path) -> None:
     rows = [(key(n), {"text": "x" * 100}) for n in range(100)]
-    with Combining(LOG, memory_bytes=100, folder=tmp_path) as combining:
+    with SpillingCombiner(LOG, memory_bytes=100, folder=tmp_path) as combining:
         combining.add(table(rows))
         combining.finish()
         load(combining, rows)
@@ -224,7 +224,7 @@ def test_spill_files_are_released_at_exit(tmp_path: Path) -> None:
         assert list(tmp_path.iterdir()) == []
     assert open_files(tmp_path) == []
     assert len(read(batches)) == 100
-    assert combining.held_bytes == combining.aside_bytes == 0
+    assert combining.held_bytes == combining.spilled_bytes == 0
 
 
 def test_spill_files_are_released_after_error(tmp_path: Path) -> None:
@@ -232,7 +232,7 @@ def test_spill_files_are_released_after_error(tmp_path: Path) -> None:
     loaded = [(each, {"log": [1]}) for each, _ in rows]
 
     def fail() -> None:
-        with Combining(LOG, memory_bytes=100, folder=tmp_path) as combining:
+        with SpillingCombiner(LOG, memory_bytes=100, folder=tmp_path) as combining:
             combining.add(table(rows))
             combining.finish()
             load(combining, loaded)
@@ -249,29 +249,27 @@ def test_loaded_document_of_key_not_requested_raises_connector_refused(
     stray: int, memory: int
 ) -> None:
     # Vector life-13.
-    with Combining(LOG, memory_bytes=memory) as combining:
+    with SpillingCombiner(LOG, memory_bytes=memory) as combining:
         combining.add(table([(key(n), {}) for n in (1, 3, 5)]))
         combining.finish()
         load(combining, [(key(5), {}), (key(stray), {})])
         with pytest.raises(ConnectorRefused) as raised:
             list(combining.reduced())
-    assert str(raised.value) == (
-        f"the connector loaded a document of key ({stray},) that nobody asked for"
-    )
-    assert raised.value.detail == 'It is a document of collection "logs".'
+    assert str(raised.value) == (f"connector loaded a document of key ({stray},) without a request")
+    assert raised.value.detail == 'The loaded document is a document of collection "logs".'
 
 
 def test_loaded_document_without_any_request_raises_connector_refused() -> None:
-    with Combining(LOG) as combining:
+    with SpillingCombiner(LOG) as combining:
         assert combining.finish() == []
         load(combining, [(key(1), {})])
-        with pytest.raises(ConnectorRefused, match="that nobody asked for"):
+        with pytest.raises(ConnectorRefused, match="without a request"):
             list(combining.reduced())
 
 
 @pytest.mark.parametrize("memory", [10, 1 << 20], ids=["aside", "in-memory"])
 def test_document_loaded_twice_raises_connector_refused(memory: int) -> None:
-    with Combining(LOG, memory_bytes=memory) as combining:
+    with SpillingCombiner(LOG, memory_bytes=memory) as combining:
         combining.add(table([(key(n), {}) for n in range(5)]))
         combining.finish()
         for n in (3, 1, 3):
@@ -281,7 +279,7 @@ def test_document_loaded_twice_raises_connector_refused(memory: int) -> None:
 
 
 def test_combining_empty_input_returns_nothing() -> None:
-    with Combining(LOG, memory_bytes=0) as combining:
+    with SpillingCombiner(LOG, memory_bytes=0) as combining:
         assert combining.add(COMBINED.empty_table()) == []
         assert combining.finish() == []
         load(combining, [])
@@ -290,14 +288,14 @@ def test_combining_empty_input_returns_nothing() -> None:
 
 
 def test_combining_keys_out_of_order_raises_internal_error() -> None:
-    with Combining(LOG, memory_bytes=0) as combining:
+    with SpillingCombiner(LOG, memory_bytes=0) as combining:
         combining.add(table([(key(2), {}), (key(3), {})]))
-        with pytest.raises(InternalError, match="came after one of a later key"):
+        with pytest.raises(InternalError, match="arrived after a later key"):
             combining.add(table([(key(1), {}), (key(4), {})]))
 
 
 def test_reduced_before_finish_raises_internal_error() -> None:
-    with Combining(LOG) as combining:
+    with SpillingCombiner(LOG) as combining:
         combining.add(table([(key(1), {})]))
         with pytest.raises(InternalError, match="before all were added"):
             list(combining.reduced())
@@ -309,7 +307,7 @@ def test_reduced_before_finish_raises_internal_error() -> None:
 def test_insert_after_delete_starts_from_loaded_document_only_if_deletes_are_kept(
     keep: bool, document: Any
 ) -> None:
-    with Combining(Reducer(LIFE, "lives"), memory_bytes=0) as combining:
+    with SpillingCombiner(Reducer(LIFE, "lives"), memory_bytes=0) as combining:
         combining.add(table([(key(1), {"op": "d"}), (key(1), {"op": "c"})]))
         combining.finish()
         load(combining, [(key(1), {"op": "c", "x": 1})])

@@ -1,8 +1,8 @@
-"""What a storage location promises, said as plainly as possible.
+"""Reference model of a storage location.
 
-A location is a dictionary of collections, a collection a list of updates and
-a few numbers. There are no batches, entries, epochs or files here: whatever
-the real one does with those, it must read like this.
+A location is a dictionary of collections; a collection is a list of updates and
+a few numbers. The model has no batches, entries, epochs or files. Reads of a
+real location must equal reads of the model.
 """
 
 from collections import Counter
@@ -37,18 +37,18 @@ class ModelCollection:
     allowed: int = 0
     begins: int = 0
     errors: list[tuple[int, int]] = field(default_factory=list)
-    """From which time on, and up to which, it is in error."""
+    """Intervals `[lower, upper)` of times in error."""
 
     def in_error(self, as_of: int) -> bool:
-        """Whether it cannot be read as of a time because of an error."""
+        """Return whether an error prevents a read as of a time."""
         return any(lower <= as_of < upper for lower, upper in self.errors)
 
     def lasting(self) -> list[tuple[int, int]]:
         """The errors that a reading as of since or later can meet."""
         return [(lower, upper) for lower, upper in self.errors if upper > self.since]
 
-    def told_from(self, lower: int) -> bool:
-        """Whether the changes from `lower` on are still told apart from what was before."""
+    def distinguishes_from(self, lower: int) -> bool:
+        """Return whether changes from `lower` on are still distinct from older ones."""
         return self.since == self.begins or self.since < lower
 
     def columns_as_of(self, as_of: int) -> tuple[str, ...]:
@@ -61,7 +61,7 @@ class ModelCollection:
         return tuple(row.get(name, defaults.get(name)) for name in columns)
 
     def contents(self, as_of: int) -> Counter[Row]:
-        """How often each row is there as of a time."""
+        """Return the multiplicity of each row as of a time."""
         columns = self.columns_as_of(as_of)
         found: Counter[Row] = Counter()
         for row, time, diff in self.updates:
@@ -73,20 +73,20 @@ class ModelCollection:
         """The sum of the updates with times in `[lower, upper)`, by row and time."""
         found: Counter[tuple[Row, int]] = Counter()
         for row, written, diff in self.updates:
-            # What was there when it began came with the beginning.
+            # Rows that existed before the beginning appear at the beginning.
             time = max(written, self.begins)
             if lower <= time < upper:
                 found[self.filled(row, columns), time] += diff
         return _without_zeros(found)
 
     def unsealed(self) -> int:
-        """How many updates wait for a seal."""
+        """Return the number of updates that are not sealed."""
         return sum(time >= self.upper for _, time, _ in self.updates)
 
 
 @dataclass
-class Ask:
-    """What one call asks of one collection; the model of `persist.write.CollectionAppend`."""
+class Request:
+    """Request of one call to one collection; the model of `CollectionAppend`."""
 
     name: str
     updates: list[tuple[dict[str, Any], int, int]] = field(default_factory=list)
@@ -100,7 +100,7 @@ class Model:
 
     collections: dict[str, ModelCollection] = field(default_factory=dict)
     made: int = 0
-    """How many collections were ever made; each has another number."""
+    """Number of collections ever created; each has another id."""
 
     ids: dict[str, int] = field(default_factory=dict)
 
@@ -116,45 +116,48 @@ class Model:
     def destroy(self, name: str) -> bool:
         return self.collections.pop(name, None) is not None
 
-    def append(self, asks: list[Ask]) -> "Appended | UpperMismatch | type[UsageError]":
+    def append(self, requests: list[Request]) -> "Appended | UpperMismatch | type[UsageError]":
         """All of it, or none of it and why."""
         reached = 0
-        if (refused := self.misfit(asks)) is not None:
+        if (refused := self.mismatch(requests)) is not None:
             return refused
-        for ask in asks:
-            collection = self.collections[ask.name]
-            if ask.upper is not None and ask.upper < collection.upper:
+        for request in requests:
+            collection = self.collections[request.name]
+            if request.upper is not None and request.upper < collection.upper:
                 return UsageError
-            if any(time < collection.upper for _, time, _ in ask.updates):
+            if any(time < collection.upper for _, time, _ in request.updates):
                 return UsageError
-            reached = collection.upper if ask.upper is None else ask.upper
-        for ask in asks:
-            collection = self.collections[ask.name]
-            collection.updates += ask.updates
-            if ask.upper is not None:
-                collection.upper = ask.upper
+            reached = collection.upper if request.upper is None else request.upper
+        for request in requests:
+            collection = self.collections[request.name]
+            collection.updates += request.updates
+            if request.upper is not None:
+                collection.upper = request.upper
         return Appended(reached)
 
-    def misfit(self, asks: list[Ask]) -> "UpperMismatch | type[UsageError] | None":
-        """What is wrong with asks whatever else is said with them."""
-        for ask in asks:
-            if ask.expected is not None:
-                inside = all(ask.expected <= time < (ask.upper or 0) for _, time, _ in ask.updates)
-                if not inside or (ask.upper or 0) < ask.expected:
+    def mismatch(self, requests: list[Request]) -> "UpperMismatch | type[UsageError] | None":
+        """Return the error of requests, independent of others in the same call."""
+        for request in requests:
+            if request.expected is not None:
+                inside = all(
+                    request.expected <= time < (request.upper or 0)
+                    for _, time, _ in request.updates
+                )
+                if not inside or (request.upper or 0) < request.expected:
                     return UsageError
-        for ask in asks:
-            upper = self.collections[ask.name].upper
-            if ask.expected is not None and ask.expected != upper:
-                return UpperMismatch(ask.name, upper)
+        for request in requests:
+            upper = self.collections[request.name].upper
+            if request.expected is not None and request.expected != upper:
+                return UpperMismatch(request.name, upper)
         return None
 
-    def tell(
-        self, asks: list[Ask], also: list[tuple[str, str, Any]]
+    def append_with_changes(
+        self, requests: list[Request], changes: list[tuple[str, str, Any]]
     ) -> "Appended | UpperMismatch | type[UsageError]":
         """Append, and say more in the same entry; all of it or none."""
-        if (refused := self.misfit(asks)) is not None:
+        if (refused := self.mismatch(requests)) is not None:
             return refused
-        for kind, name, given in also:
+        for kind, name, given in changes:
             collection = self.collections[name]
             last = collection.errors[-1] if collection.errors else (0, 0)
             if kind == "begin":
@@ -172,19 +175,19 @@ class Model:
                 collection.errors[-1:] = [(last[0], given)] if last[0] < given else []
             elif kind == "grow":
                 collection.versions.append(given)
-        writes = [given for kind, _, given in also if kind == "write"]
-        outcome = self.append([*writes, *asks])
-        if isinstance(outcome, Appended) and not asks and not writes:
-            return Appended(self.collections[also[-1][1]].upper)
+        writes = [given for kind, _, given in changes if kind == "write"]
+        outcome = self.append([*writes, *requests])
+        if isinstance(outcome, Appended) and not requests and not writes:
+            return Appended(self.collections[changes[-1][1]].upper)
         return outcome
 
-    def append_in_turn(self, queue: list[list[Ask]]) -> list[Any]:
-        """Calls queued one behind the other: one that fails, fails those behind it."""
+    def append_in_turn(self, queue: list[list[Request]]) -> list[Any]:
+        """Make queued calls in order: a failed call fails the calls after it."""
         outcomes: list[Any] = []
         failed: set[str] = set()
-        for asks in queue:
-            names = {ask.name for ask in asks}
-            outcome = AlreadyFailed if names & failed else self.append(asks)
+        for requests in queue:
+            names = {request.name for request in requests}
+            outcome = AlreadyFailed if names & failed else self.append(requests)
             if not isinstance(outcome, Appended):
                 failed |= names
             outcomes.append(outcome)
@@ -200,7 +203,7 @@ class Model:
         collection.allowed = max(collection.allowed, since)
 
     def settle(self, held: Mapping[str, int]) -> None:
-        """Let every since go as far as it is allowed and nothing holds it."""
+        """Advance every since as far as allowances and holds permit."""
         for name, collection in self.collections.items():
             reached = min(collection.allowed, held.get(name, END))
             collection.since = max(collection.since, reached)

@@ -14,7 +14,7 @@ SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
 
 
 def by_hand(**changed: Any) -> Settings:
-    """Return settings under which work happens only when a test requests it."""
+    """Return settings that do background work only when a test requests it."""
     chosen: dict[str, Any] = {
         "background": False,
         "notify": "",

@@ -1,4 +1,4 @@
-"""What an entry says besides what it appends: beginnings, growth, errors, and writes left open."""
+"""Collection changes in the entry of an append: begin, grow, fail, recover, unsealed writes."""
 
 from collections import Counter
 
@@ -29,7 +29,7 @@ from penstock.persist.machine import Machine
 from penstock.persist.state import ErrorSpan
 
 WIDER = pa.schema([("k", pa.string()), ("n", pa.int64()), ("a", pa.string())])
-LOST = StoredError("SlotLost", "slot is gone", "It held what came after 16/0.", "Copy again.")
+LOST = StoredError("SlotLost", "slot is lost", "Its WAL after 16/0 is lost.", "Copy again.")
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_what_was_compacted_is_told_from_what_never_was(client, shop):
     shop.allow_compaction(50).result()
     with pytest.raises(SinceError, match="as of 45") as compacted:
         shop.snapshot(45)
-    assert "has been compacted away" in compacted.value.detail
+    assert "have been compacted away" in compacted.value.detail
     with pytest.raises(SinceError) as before:
         shop.snapshot(30)
     assert "begins at 40" in before.value.detail
@@ -95,7 +95,7 @@ def test_who_listened_before_the_beginning_hears_of_it_all(shelf, client, shop):
             changes = listener.next_changes(timeout_ms=0)
             assert (changes.lower, changes.upper) == (lower, 41)
             assert [(u.data["k"], u.time, u.diff) for u in changes] == [("a", 40, 1)]
-        reader._runtime.claims.renew()  # Nothing that it held is gone.
+        reader._runtime.claims.renew()  # Its claimed data still exists.
 
 
 def test_all_there_ever_was_can_be_listened_to_until_it_is_compacted(client, shop):
@@ -246,8 +246,8 @@ def test_an_error_is_met_by_every_reading_from_its_time_on(client, shop):
         shop.snapshot(15)
     error = errored.value
     assert isinstance(error, DefiniteError)
-    assert str(error) == 'collection "shop" cannot be read as of 15: slot is gone'
-    assert error.detail == "It has been in error since 15. It held what came after 16/0."
+    assert str(error) == 'collection "shop" cannot be read as of 15: slot is lost'
+    assert error.detail == "It has been in error since 15. Its WAL after 16/0 is lost."
     assert error.hint == "Read as of 14 or earlier. Copy again."
     assert (error.collection, error.since, error.kind) == ("shop", 15, "SlotLost")
     shop.seal(30).result()
@@ -268,7 +268,7 @@ def test_a_listener_is_given_all_before_the_error_and_then_the_error(client, sho
         assert [u.time for u in late.next_changes(timeout_ms=0)] == [14]
         for each in (listener, late):
             for _ in range(2):
-                with pytest.raises(CollectionErrored, match="as of 15: slot is gone"):
+                with pytest.raises(CollectionErrored, match="as of 15: slot is lost"):
                     each.next_changes(timeout_ms=0)
         with (
             shop.listen(17, snapshot=True) as inside,

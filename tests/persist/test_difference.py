@@ -25,21 +25,21 @@ def contents(shop, as_of):
     return Counter({tuple(data.values()): diff for data, _, diff in shop.snapshot(as_of)})
 
 
-@given(sealed=ROWS, beyond=ROWS, waiting=ROWS, wanted=ROWS | st.none())
-def test_contents_plus_difference_equal_requested_rows(sealed, beyond, waiting, wanted):
+@given(sealed=ROWS, beyond=ROWS, waiting=ROWS, rows_due=ROWS | st.none())
+def test_contents_plus_difference_equal_rows_due(sealed, beyond, waiting, rows_due):
     with opened(Shelf()) as client:
         shop = client.create_or_load("shop", schema=SCHEMA, key_columns=["k"])
         shop.compare_and_append(rows(*((k, n, 3, 1) for k, n in sealed)), 0, 4)
         shop.write(rows(*((k, n, 7, 1) for k, n in beyond))).result()
         with client.staging() as staging:
-            goal = None if wanted is None else staged(client, shop, wanted, staging, time=0)
+            goal = None if rows_due is None else staged(client, shop, rows_due, staging, time=0)
             more = staged(client, shop, waiting, staging, time=9)
             found = client.difference(shop, goal, staging, time=9, staged=[more])
             assert isinstance(found, pa.Table)
             assert set(found.column("mz_timestamp").to_pylist()) <= {9}
             client.append_all([AppendTo(shop, [more, found], 4, 10)])
         assert contents(shop, 3) == Counter(sealed)
-        assert contents(shop, 9) == Counter(wanted or ())
+        assert contents(shop, 9) == Counter(rows_due or ())
 
 
 def test_difference_with_growing_schema_compares_in_new_schema():
@@ -69,7 +69,7 @@ def test_parts_are_in_write_order_without_consolidation():
 
 @pytest.mark.parametrize("delegated", [True, False])
 def test_difference_beyond_merge_bytes_is_delegated(delegated):
-    class Asked:
+    class MergeRequests:
         def difference(self, collection, minus, plus, staging, *, time):
             asked.append((collection.name, len(minus), len(plus), time))
 
@@ -77,7 +77,7 @@ def test_difference_beyond_merge_bytes_is_delegated(delegated):
     with opened(Shelf(), merge_bytes=1) as client:
         shop = client.create_or_load("shop", schema=SCHEMA)
         shop.compare_and_append(rows(("a", 1, 0, 1)), 0, 1)
-        client.delegate_big_merges(Asked() if delegated else None)
+        client.delegate_big_merges(MergeRequests() if delegated else None)
         with client.staging() as staging:
             goal = staged(client, shop, [("b", 2)], staging, time=0)
             found = client.difference(shop, goal, staging, time=8)

@@ -45,15 +45,15 @@ kinds = st.sampled_from(list(VALUES))
 
 
 @st.composite
-def histories(draw):
+def histories(choose):
     """Draw key types, then batches of updates with occasional compactions between them."""
-    types = draw(st.lists(kinds, min_size=1, max_size=3))
+    types = choose(st.lists(kinds, min_size=1, max_size=3))
     keys = st.tuples(*(st.sampled_from([*VALUES[kind], None]) for kind in types))
     update = st.tuples(
         keys, st.sampled_from(["x", "y"]), st.integers(0, 3), st.sampled_from([1, 2, -1])
     )
     steps = st.lists(st.one_of(st.lists(update, min_size=1, max_size=12), st.none()), max_size=5)
-    return types, draw(steps), draw(st.lists(keys, max_size=8))
+    return types, choose(steps), choose(st.lists(keys, max_size=8))
 
 
 def bits(row):

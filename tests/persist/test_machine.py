@@ -1,4 +1,4 @@
-"""One process's view of a location: what counts as written, and what is fenced or damaged."""
+"""One process's view of a location: written, fenced and damaged entries."""
 
 import random
 from collections.abc import Callable

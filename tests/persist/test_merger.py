@@ -1,4 +1,4 @@
-"""What is merged, when, and by whom; and what becomes of a merge that fails."""
+"""Selection and execution of merges, and failed merges."""
 
 from collections.abc import Iterator, Sequence
 from unittest import mock
@@ -44,7 +44,7 @@ class Job:
 
 
 class FailingJob(Job):
-    """Writes its object, and then something goes wrong."""
+    """Job that writes its object and then fails."""
 
     def merge(
         self, collection: CollectionState, inputs: Sequence[Batch], staging: str, *, since: int
@@ -108,21 +108,21 @@ def batch(id: int, *, rows: int, memory: int, upper: int = 5, merged: bool = Fal
 
 
 def due(client: Client, *batches: Batch, since: int = 9, upper: int = 10) -> list[int]:
-    """The ids of what would be merged next of a collection of these batches."""
+    """Return the ids of the next merge of a collection with these batches."""
     state = replace(table(client).state, since=since, upper=upper, batches=batches)
     return [each.id for each in merger(client).due(state)]
 
 
-# What is folded into a base.
+# Batches merged into a base.
 
 
-@pytest.mark.parametrize(("beside", "inputs"), [(249, []), (250, [1, 2]), (900, [1, 2])])
-def test_a_base_is_rewritten_when_the_rest_reaches_a_quarter_of_it(client, beside, inputs):
+@pytest.mark.parametrize(("delta_rows", "inputs"), [(249, []), (250, [1, 2]), (900, [1, 2])])
+def test_base_is_rewritten_when_deltas_reach_a_quarter_of_its_rows(client, delta_rows, inputs):
     base = batch(1, rows=1_000, memory=FOLD_BYTES, merged=True)
-    assert due(client, base, batch(2, rows=beside, memory=1)) == inputs
+    assert due(client, base, batch(2, rows=delta_rows, memory=1)) == inputs
 
 
-def test_what_lies_above_since_does_not_count_as_beside_the_base(client):
+def test_batches_above_since_do_not_count_as_deltas_of_the_base(client):
     base = batch(1, rows=1_000, memory=FOLD_BYTES, merged=True)
     assert due(client, base, batch(2, rows=900, memory=1, upper=9), since=7) == []
     assert due(client, base, batch(2, rows=900, memory=1, upper=9), since=8) == [1, 2]
@@ -183,7 +183,7 @@ def test_compacting_keeps_the_base_apart_from_what_lies_above_since(client):
     assert collection.state.batches == (below, above)
 
 
-# Who merges what is big.
+# Executors of big merges.
 
 
 def test_a_big_merge_is_delegated_and_a_small_one_is_not(shelf):
@@ -253,7 +253,7 @@ def test_a_job_is_not_asked_to_bring_two_versions_of_a_codec_together(client):
     assert not merger(client).possible(state, [old])
 
 
-# What becomes of a merge that fails.
+# Failed merges.
 
 
 def files(shelf: Shelf) -> set[str]:
@@ -265,7 +265,7 @@ def linked(client: Client) -> set[str]:
 
 
 def turned(client: Client) -> None:
-    """Let the staging id in use be worn, and wait until it is closed."""
+    """Exhaust the staging id in use, and wait until it is closed."""
     with mock.patch.object(staging, "FILES_PER_ID", 1):
         client.run_maintenance()
 
@@ -310,7 +310,7 @@ def test_a_merge_that_cannot_write_gives_its_staging_id_back(shelf):
 
 
 def test_a_staging_id_that_is_not_given_back_stays_open(shelf):
-    """The planted bug: what the two tests above look at would show it."""
+    """Planted bug: the two tests above detect it."""
     with (
         opened(shelf, inline_bytes=0, merge_bytes=1) as client,
         mock.patch.object(staging.Staging, "give_up"),
@@ -327,7 +327,7 @@ def test_a_staging_id_that_is_not_given_back_stays_open(shelf):
         assert files(shelf) != linked(client)
 
 
-# What a base is.
+# The base.
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,13 @@
 """The whole API of persist against the model of `model.py`, with a store that fails.
 
-Each step of the machine is one call, made on a store whose next few writes
-meet the fates that were drawn: they happen or not, and are answered or not. A
-patient client hides all of it. An impatient one passes it on, and then the
-model goes on with what the error said: nothing happened, or one of two things
-did, and reopening must show which.
+Each step of the machine is one call to a store. Hypothesis draws the outcome of
+the next few writes: they happen or not, and are answered or not. A patient
+client hides all failures. An impatient client raises them. The model then
+follows the error: nothing happened, or one of two outcomes, and reopening must
+show which.
 
-After every step everything readable is read, by the writer and by readers with
-and without a hold, and the log is folded from scratch.
+After every step the writer, and readers with and without a hold, read all
+collections, and the log is folded from its beginning.
 """
 
 import logging
@@ -32,7 +32,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from msgspec import structs
-from tests.persist.model import Ask, Model, ModelCollection, Version
+from tests.persist.model import Model, ModelCollection, Request, Version
 
 import penstock.persist.machine
 import penstock.persist.write
@@ -96,7 +96,7 @@ small = st.integers(0, 3)
 
 @dataclass
 class Watch:
-    """A listener, and how far it has come."""
+    """Listener and its progress."""
 
     name: str
     id: int
@@ -123,8 +123,8 @@ class Persist(RuleBasedStateMachine):
         self.writer = "w"
         self.client = self.opened(patient=patient)
         self.readers = {
-            "reader": Client(self.steady(self.store()), self.settings(), writer=None, hold=True),
-            "bare": Client(self.steady(self.store()), self.settings(), writer=None, hold=False),
+            "reader": Client(self.retrying(self.store()), self.settings(), writer=None, hold=True),
+            "bare": Client(self.retrying(self.store()), self.settings(), writer=None, hold=False),
         }
         for name in NAMES:
             self.create_collection(name)
@@ -150,7 +150,7 @@ class Persist(RuleBasedStateMachine):
     def store(self) -> MemoryBlob:
         return MemoryBlob(self.shelf, name="memory:model", clock=self.clock)
 
-    def steady(self, blob: Any, patience_ms: int | None = None) -> RetryingBlob:
+    def retrying(self, blob: Any, patience_ms: int | None = None) -> RetryingBlob:
         return RetryingBlob(blob, self.clock, self.chance, patience_ms=patience_ms)
 
     def settings(self) -> Settings:
@@ -171,18 +171,18 @@ class Persist(RuleBasedStateMachine):
         )
 
     def opened(self, *, patient: bool) -> Client:
-        blob = UnreliableBlob(self.store(), script=self.drawn())
-        steady = self.steady(blob, None if patient else 0)
-        client = Client(steady, self.settings(), writer=self.writer, hold=True)
+        blob = UnreliableBlob(self.store(), script=self.next_fates())
+        client_blob = self.retrying(blob, None if patient else 0)
+        client = Client(client_blob, self.settings(), writer=self.writer, hold=True)
         self.clients.append(client)
         return client
 
-    def drawn(self) -> Iterator[Fate]:
+    def next_fates(self) -> Iterator[Fate]:
         while True:
             yield self.fates.popleft() if self.fates else Fate.ANSWERED
 
     def reopened(self, candidates: list[Model], *, patient: bool = True) -> None:
-        """Take over, and go on with the candidate that is found there."""
+        """Take over, and continue with the candidate that equals the location."""
         self.fates.clear()
         self.watches = [watch for watch in self.watches if watch.by != "writer"]
         old, self.client = self.client, self.opened(patient=patient)
@@ -199,7 +199,7 @@ class Persist(RuleBasedStateMachine):
     # Doing things.
 
     def tried(self, act: Callable[[], Any], after: Model, expected: Any) -> None:
-        """Make the call; the model goes on with what came of it."""
+        """Make the call; the model continues with its outcome."""
         before = self.model
         try:
             got = act()
@@ -208,7 +208,7 @@ class Persist(RuleBasedStateMachine):
             self.reopened([before, after])
         except DeterminateError as error:
             note(f"did not happen: {error}")
-            self.leftovers_settled()
+            self.settle_leftovers()
         except (UsageError, AlreadyFailed) as error:
             if type(error) is not expected:
                 raise
@@ -217,7 +217,7 @@ class Persist(RuleBasedStateMachine):
             self.model = after
         self.fates.clear()
 
-    def leftovers_settled(self) -> None:
+    def settle_leftovers(self) -> None:
         """An upkeep that was cut off is done again, as the background would."""
         self.fates.clear()
         self.client.run_maintenance()
@@ -256,9 +256,9 @@ class Persist(RuleBasedStateMachine):
         there = after.destroy(name)
         self.tried(lambda: self.client.destroy(name), after, there)
 
-    def asks(
+    def requests(
         self, data: st.DataObject, kinds: tuple[str, ...], model: Model | None = None
-    ) -> Ask | None:
+    ) -> Request | None:
         model = model or self.model
         known = sorted(model.collections)
         if not known:
@@ -266,111 +266,117 @@ class Persist(RuleBasedStateMachine):
         name = data.draw(st.sampled_from(known))
         collection = model.collections[name]
         upper = min(collection.upper, LATEST)
-        ask = Ask(name)
+        request = Request(name)
         kind = data.draw(st.sampled_from(kinds))
         if kind == "append":
-            ask.expected = collection.upper
+            request.expected = collection.upper
             if data.draw(st.integers(0, 5)) == 0:
-                ask.expected = max(0, collection.upper + data.draw(st.sampled_from([-1, 1])))
-            ask.upper = ask.expected + data.draw(small)
+                request.expected = max(0, collection.upper + data.draw(st.sampled_from([-1, 1])))
+            request.upper = request.expected + data.draw(small)
             if collection.upper == END:
-                ask.upper = END
+                request.upper = END
         elif kind == "seal":
-            ask.upper = max(0, upper + data.draw(st.sampled_from([-1, 0, 1, 1, 2, 4])))
+            request.upper = max(0, upper + data.draw(st.sampled_from([-1, 0, 1, 1, 2, 4])))
             if data.draw(st.integers(0, 40)) == 0:
-                ask.upper = END
+                request.upper = END
         if kind != "seal":
             times = st.integers(max(0, upper - (data.draw(small) == 3)), upper + 3)
             if kind == "append" and data.draw(st.integers(0, 9)):
-                if ask.expected == ask.upper or ask.expected is None or ask.expected >= LATEST:
-                    return ask
-                times = st.integers(ask.expected, (ask.upper or 0) - 1)
+                if (
+                    request.expected == request.upper
+                    or request.expected is None
+                    or request.expected >= LATEST
+                ):
+                    return request
+                times = st.integers(request.expected, (request.upper or 0) - 1)
             for _ in range(data.draw(st.integers(1, 3))):
                 time = data.draw(times)
                 row = data.draw(st.sampled_from(["x", "y", "z"])), data.draw(small)
-                ask.updates.append(
+                request.updates.append(
                     (self.row(collection, *row), time, data.draw(st.sampled_from([1, 1, -1, 2])))
                 )
-        return ask
+        return request
 
     def row(self, collection: ModelCollection, key: str, number: int) -> dict[str, Any]:
         columns = collection.versions[-1].columns
         if columns == ("key", "value"):
             return {"key": key, "value": number}
-        # Mostly as older rows read, so that an old insertion meets a new deletion.
+        # Mostly in the form of older rows: an old insert then meets a new delete.
         whole = {"k": key, "n": number, "a": None, "b": 7}
         if number == 3:
             whole |= {"a": key, "b": 8}
         return {name: value for name, value in whole.items() if name in columns}
 
-    def given(self, ask: Ask, model: Model | None = None) -> Any:
-        if ask.name != ROWS:
-            return [((row["key"], row["value"]), time, diff) for row, time, diff in ask.updates]
+    def given(self, request: Request, model: Model | None = None) -> Any:
+        if request.name != ROWS:
+            return [((row["key"], row["value"]), time, diff) for row, time, diff in request.updates]
         columns = GROWTH[len((model or self.model).collections[ROWS].versions) - 1]
         return pa.Table.from_pylist(
-            [row | {TIME: time, DIFF: diff} for row, time, diff in ask.updates],
+            [row | {TIME: time, DIFF: diff} for row, time, diff in request.updates],
             schema=stored_schema(columns),
         )
 
     @rule(data=st.data(), fate=fates)
     def append(self, data: st.DataObject, fate: list[Fate]) -> None:
-        ask = self.asks(data, ("append",))
-        if ask is None:
+        request = self.requests(data, ("append",))
+        if request is None:
             return
         self.fates.extend(fate)
         after = self.model.copy()
-        expected = after.append([ask])
-        given = self.given(ask)
-        handle = self.collection(ask.name)
+        expected = after.append([request])
+        given = self.given(request)
+        handle = self.collection(request.name)
         self.tried(
-            lambda: handle.compare_and_append(given, ask.expected or 0, ask.upper or 0),
+            lambda: handle.compare_and_append(given, request.expected or 0, request.upper or 0),
             after,
             expected,
         )
 
     @rule(data=st.data(), fate=fates)
     def write_or_seal(self, data: st.DataObject, fate: list[Fate]) -> None:
-        ask = self.asks(data, ("write", "seal"))
-        if ask is None:
+        request = self.requests(data, ("write", "seal"))
+        if request is None:
             return
         self.fates.extend(fate)
         after = self.model.copy()
-        expected = after.append([ask])
-        self.tried(lambda: self.submitted(ask).result(), after, expected)
+        expected = after.append([request])
+        self.tried(lambda: self.submitted(request).result(), after, expected)
 
-    def submitted(self, ask: Ask) -> Any:
-        handle = self.collection(ask.name)
-        if ask.upper is not None:
-            return handle.seal(ask.upper)
-        return handle.write(self.given(ask))
+    def submitted(self, request: Request) -> Any:
+        handle = self.collection(request.name)
+        if request.upper is not None:
+            return handle.seal(request.upper)
+        return handle.write(self.given(request))
 
     @rule(data=st.data())
     def queue_several(self, data: st.DataObject) -> None:
         """Calls that are committed in one entry, as far as they succeed."""
-        queue = [self.asks(data, ("write", "seal")) for _ in range(data.draw(st.integers(2, 5)))]
-        queue = [ask for ask in queue if ask is not None]
-        expected = self.model.append_in_turn([[ask] for ask in queue])
+        queue = [
+            self.requests(data, ("write", "seal")) for _ in range(data.draw(st.integers(2, 5)))
+        ]
+        queue = [request for request in queue if request is not None]
+        expected = self.model.append_in_turn([[request] for request in queue])
         with self.client.committer._ready:  # Nothing is taken before all are queued.
-            futures = [self.submitted(ask) for ask in queue]
+            futures = [self.submitted(request) for request in queue]
         for future, outcome in zip(futures, expected, strict=True):
             error = future.exception()
             assert (type(error) if error else future.result()) == outcome
 
     @rule(data=st.data(), fate=fates)
     def append_all(self, data: st.DataObject, fate: list[Fate]) -> None:
-        asks: dict[str, Ask] = {}
+        requests: dict[str, Request] = {}
         for _ in range(3):
-            ask = self.asks(data, ("append",))
-            if ask is not None:
-                asks.setdefault(ask.name, ask)
-        if not asks:
+            request = self.requests(data, ("append",))
+            if request is not None:
+                requests.setdefault(request.name, request)
+        if not requests:
             return
         self.fates.extend(fate)
         after = self.model.copy()
-        expected = after.append(list(asks.values()))
+        expected = after.append(list(requests.values()))
         appends = [
             AppendTo(self.collection(a.name), self.given(a), a.expected or 0, a.upper or 0)
-            for a in asks.values()
+            for a in requests.values()
         ]
         self.tried(lambda: self.client.append_all(appends), after, expected)
 
@@ -381,7 +387,7 @@ class Persist(RuleBasedStateMachine):
             return
         after = self.model.copy()
         told: list[tuple[str, str, Any]] = []
-        also: list[Any] = []
+        changes: list[Any] = []
         grown = after.copy()
         for _ in range(data.draw(st.integers(1, 3))):
             name = data.draw(st.sampled_from(sorted(after.collections)))
@@ -395,47 +401,47 @@ class Persist(RuleBasedStateMachine):
             time = max(0, near)
             if kind == "begin":
                 told.append((kind, name, time))
-                also.append(Begin(handle, time))
+                changes.append(Begin(handle, time))
             elif kind == "fail":
                 told.append((kind, name, time))
-                also.append(Fail(handle, time, StoredError("Lost", f"lost at {time}")))
+                changes.append(Fail(handle, time, StoredError("Lost", f"lost at {time}")))
             elif kind == "recover":
                 told.append((kind, name, time))
-                also.append(Recover(handle, time))
+                changes.append(Recover(handle, time))
             elif kind == "grow" and number < len(GROWTH) and not any(t[0] == kind for t in told):
                 rows = after.collections[ROWS]
                 version = Version(rows.upper, tuple(GROWTH[number].names), DEFAULTS[number])
                 told.append((kind, ROWS, version))
-                also.append(Grow(self.collection(ROWS), GROWTH[number], DEFAULTS[number]))
+                changes.append(Grow(self.collection(ROWS), GROWTH[number], DEFAULTS[number]))
                 grown.collections[ROWS].versions.append(version)
-        write = self.asks(data, ("write",), grown) if data.draw(st.booleans()) else None
+        write = self.requests(data, ("write",), grown) if data.draw(st.booleans()) else None
         if write is not None and write.updates:
             told.append(("write", write.name, write))
-            also.append(WriteTo(self.collection(write.name), self.given(write, grown)))
-        ask = self.asks(data, ("append",), grown) if data.draw(st.booleans()) else None
-        asks = [] if ask is None else [ask]
-        if not asks and not also:
+            changes.append(WriteTo(self.collection(write.name), self.given(write, grown)))
+        request = self.requests(data, ("append",), grown) if data.draw(st.booleans()) else None
+        requests = [] if request is None else [request]
+        if not requests and not changes:
             return
         self.fates.extend(fate)
-        expected = after.tell(asks, told)
+        expected = after.append_with_changes(requests, told)
         appends = [
             AppendTo(self.collection(a.name), self.given(a, grown), a.expected or 0, a.upper or 0)
-            for a in asks
+            for a in requests
         ]
-        self.tried(lambda: self.client.append_all(appends, also), after, expected)
+        self.tried(lambda: self.client.append_all(appends, changes), after, expected)
 
     @rule(by=small, fate=fates)
     def seal_all(self, by: int, fate: list[Fate]) -> None:
         if not self.model.collections:
             return
-        asks = [
-            Ask(name, upper=min(c.upper + by, max(c.upper, LATEST)))
+        requests = [
+            Request(name, upper=min(c.upper + by, max(c.upper, LATEST)))
             for name, c in self.model.collections.items()
         ]
         self.fates.extend(fate)
         after = self.model.copy()
-        expected = after.append(asks)
-        uppers = {self.collection(ask.name): ask.upper for ask in asks}
+        expected = after.append(requests)
+        uppers = {self.collection(request.name): request.upper for request in requests}
         self.tried(lambda: self.client.seal_all(uppers).result(), after, expected)
 
     @precondition(lambda self: self.version_of_rows() < len(GROWTH))
@@ -451,7 +457,7 @@ class Persist(RuleBasedStateMachine):
         self.tried(lambda: handle.alter(GROWTH[number], defaults=DEFAULTS[number]), after, None)
 
     def version_of_rows(self) -> int:
-        """Which version comes next, or one past the last if there is nothing to alter."""
+        """Return the number of the next version; one past the last if none is left."""
         collection = self.model.collections.get(ROWS)
         return len(collection.versions) if collection else len(GROWTH)
 
@@ -482,29 +488,29 @@ class Persist(RuleBasedStateMachine):
         except IndeterminateError:
             self.reopened([before, after])
         except DeterminateError:
-            self.leftovers_settled()
+            self.settle_leftovers()
         else:
             self.model = after
             if any(each is not Fate.ANSWERED for each in fate):
                 # The permission is durable; settling may have been put off.
-                self.leftovers_settled()
+                self.settle_leftovers()
             self.model.settle(self.holds())
             assert told.since <= self.model.collections[name].since
         self.fates.clear()
 
-    @rule(rounds=small, fate=fates)
-    def upkeep(self, rounds: int, fate: list[Fate]) -> None:
+    @rule(repetitions=small, fate=fates)
+    def maintenance(self, repetitions: int, fate: list[Fate]) -> None:
         """One round, or all there is to do several times, which truncates the log to its end."""
         self.fates.extend(fate)
         try:
-            if rounds == 0:
+            if repetitions == 0:
                 self.client.run_maintenance()
-            for _ in range(rounds):
+            for _ in range(repetitions):
                 self.client.compact()
         except (IndeterminateError, DeterminateError) as error:
             note(f"upkeep was cut off: {error}")
             self.reopened([self.model])
-        self.leftovers_settled()
+        self.settle_leftovers()
 
     @rule(data=st.data(), name=names, ahead=st.integers(-1, 3))
     def a_day_in_its_life(self, data: st.DataObject, name: str, ahead: int) -> None:
@@ -512,7 +518,7 @@ class Persist(RuleBasedStateMachine):
         self.append(data=data, fate=[])
         self.write_or_seal(data=data, fate=[])
         self.allow_compaction(name=name, ahead=ahead, fate=[])
-        self.upkeep(rounds=1, fate=[])
+        self.maintenance(repetitions=1, fate=[])
 
     @rule(ms=st.sampled_from([1, 6_000, LEASE_MS]))
     def time_passes(self, ms: int) -> None:
@@ -533,7 +539,7 @@ class Persist(RuleBasedStateMachine):
             if data.draw(st.booleans())
         }
         known = self.model.collections
-        if any(not known[name].told_from(since + 1) for name, since in wanted.items()):
+        if any(not known[name].distinguishes_from(since + 1) for name, since in wanted.items()):
             before = self.held.sinces()
             with pytest.raises(SinceError):
                 self.held.move(wanted)
@@ -549,7 +555,7 @@ class Persist(RuleBasedStateMachine):
         self.held = None
 
     def holds(self) -> dict[str, int]:
-        """What is held: by objects beside the log, and by listeners of the writer's own."""
+        """Return held times: by hold objects, and by listeners of the writer."""
         ids = {c.id: name for name, c in self.named().items()}
         held = [hold.sinces for _, hold in list_holds(self.store()).values()]
         held.append(self.client._runtime.claims.needs()[0])
@@ -601,7 +607,7 @@ class Persist(RuleBasedStateMachine):
         collection = self.model.collections[name]
         as_of = data.draw(st.integers(-1, min(collection.upper, LATEST) + 1))
         handle = self.collection(name, by)
-        gone = as_of < collection.since if as_of >= 0 else not collection.told_from(0)
+        gone = as_of < collection.since if as_of >= 0 else not collection.distinguishes_from(0)
         if gone and collection.since:
             with pytest.raises(SinceError) as told:
                 handle.listen(as_of)
@@ -612,21 +618,21 @@ class Persist(RuleBasedStateMachine):
     @precondition(lambda self: self.watches)
     @rule()
     def poll(self) -> None:
-        self.watches = [watch for watch in self.watches if self.heard(watch)]
+        self.watches = [watch for watch in self.watches if self.receive(watch)]
 
-    def heard(self, watch: Watch) -> bool:
-        """Take what a listener has to give, and check it; whether it goes on."""
+    def receive(self, watch: Watch) -> bool:
+        """Check the changes of a listener; return whether it continues."""
         collection = self.model.collections.get(watch.name)
         if collection is None or self.named()[watch.name].id != watch.id:
             with pytest.raises(UsageError, match="was destroyed"):
                 watch.listener.next_changes(timeout_ms=0)
             watch.listener.close()
             return False
-        overtaken = collection.since > 0 and not collection.told_from(watch.frontier)
+        overtaken = collection.since > 0 and not collection.distinguishes_from(watch.frontier)
         if overtaken and collection.upper > watch.frontier:
             # Only a reader whose hold ran out, or that has none, can be overtaken.
             assert watch.by != "writer"
-            # It may be in error as well, and is told of one of the two.
+            # It may be in error as well, and raises one of the two.
             with pytest.raises((SinceError, CollectionErrored)):
                 watch.listener.next_changes(timeout_ms=0)
             watch.listener.close()
@@ -691,7 +697,7 @@ class Persist(RuleBasedStateMachine):
         if since:
             with pytest.raises(SinceError):
                 handle.snapshot(since - 1)
-        # What readers meet is what the writer said, and no more.
+        # Readers see exactly the state of the writer.
         assert handle.state.begins == collection.begins
         if since <= upper < END:
             with pytest.raises(NotYetComplete):
@@ -721,7 +727,7 @@ class Persist(RuleBasedStateMachine):
                     collection.since = real.since
 
     def observed(self) -> Any:
-        """All that there is, read past the API so that it can be had at any time."""
+        """Return all contents, read without the API at any time."""
         found = {}
         for name, real in self.named().items():
             schema = real.schemas[-1]
@@ -729,7 +735,7 @@ class Persist(RuleBasedStateMachine):
             columns = tuple(c for c in rows.column_names if c not in (TIME, DIFF))
             counts: Counter[Any] = Counter()
             for row in rows.to_pylist():
-                # Since may pass upper, but what is sealed stays below it.
+                # Since may pass upper, but sealed rows stay below upper.
                 time = row[TIME] if row[TIME] >= real.upper else min(real.upper, LATEST) - 1
                 counts[tuple(row[c] for c in columns), time] += row[DIFF]
             bounds = (real.upper, real.allowed, real.since, len(real.schemas), real.begins)
@@ -775,7 +781,7 @@ SHORT = settings(
 
 @pytest.fixture(autouse=True)
 def quiet():
-    """What the stores say of the faults that were asked for is not worth keeping."""
+    """Suppress logs of planned failures."""
     logger = logging.getLogger("penstock")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -833,7 +839,7 @@ def truncates_without_a_rollup(patch):
     patch.setattr(Collector, "truncate", truncate)
 
 
-def settles_without_looking_at_holds(patch):
+def settles_without_holds(patch):
     patch.setattr(Collector, "_needs", lambda _self: ({}, END))
 
 
@@ -929,7 +935,7 @@ BUGS = [
     merges_past_upper,
     merges_what_is_not_sealed,
     truncates_without_a_rollup,
-    settles_without_looking_at_holds,
+    settles_without_holds,
     gives_again_what_was_given,
     says_not_written_of_what_was,
     lets_the_old_writer_write,
@@ -947,7 +953,7 @@ def test_a_short_run_finds(bug, monkeypatch):
     short = settings(
         SHORT, max_examples=200, phases=[Phase.generate], derandomize=True, database=None
     )
-    # Whatever it is, it was found; an error that did not come is none of the others.
+    # Any error will do, but there must be one.
     with pytest.raises((Exception, pytest.fail.Exception)) as found:
         run_state_machine_as_test(Persist, settings=short)
     assert not isinstance(found.value, TypeError | AttributeError | NameError)

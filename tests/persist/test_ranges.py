@@ -61,19 +61,19 @@ VALUES: dict[pa.DataType, st.SearchStrategy[Any]] = {
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> tuple[list[pa.Table], tuple[str, ...]]:
+def cases(choose: st.DrawFn) -> tuple[list[pa.Table], tuple[str, ...]]:
     """Draw tables of updates with one schema, and its key."""
-    kinds = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
+    kinds = choose(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=3))
     schema = pa.schema([(f".c{i}", kind) for i, kind in enumerate(kinds)])
     plain = [field.name for field in schema if not pa.types.is_nested(field.type)]
-    key = tuple(draw(st.lists(st.sampled_from(plain), unique=True))) if plain else ()
+    key = tuple(choose(st.lists(st.sampled_from(plain), unique=True))) if plain else ()
     row = st.tuples(
         *(st.none() | VALUES[kind] for kind in kinds),
         st.integers(0, 3),
         st.sampled_from([-1, 1, 1, 2]),
     )
-    pieces = draw(st.lists(st.lists(row, max_size=8), min_size=1, max_size=5))
-    return [table(rows, schema) for rows in pieces], key
+    row_lists = choose(st.lists(st.lists(row, max_size=8), min_size=1, max_size=5))
+    return [table(rows, schema) for rows in row_lists], key
 
 
 def table(rows: list[tuple[Any, ...]], schema: pa.Schema) -> pa.Table:
@@ -101,13 +101,13 @@ def bits(value: Any) -> str:
             return repr(value)
 
 
-def pieces_of(tables: list[pa.Table], starts: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
+def split_ranges(tables: list[pa.Table], starts: pa.Table, key: tuple[str, ...]) -> list[pa.Table]:
     """Return the rows of each range from all tables."""
     cuts = [cut(each, starts, key) for each in tables]
     return [pa.concat_tables(parts) for parts in zip(*cuts, strict=True)]
 
 
-def told(bound: pa.Table) -> list[tuple[str, ...]]:
+def row_texts(bound: pa.Table) -> list[tuple[str, ...]]:
     """Return bounds as text, equal for values that sort as equal: 0.0 and -0.0, all NaN."""
     columns = [column.cast(with_integer_times(column.type)).to_pylist() for column in bound.columns]
     return [
@@ -122,10 +122,10 @@ def test_cut_keeps_every_row_and_shares_no_key_between_ranges(case, data):
     every = pa.concat_tables(tables)
     chosen = data.draw(st.lists(st.integers(0, max(every.num_rows - 1, 0)), max_size=4))
     starts = bounds(every, key).take(pa.array(chosen if every.num_rows else [], pa.int64()))
-    ranges = pieces_of(tables, starts, key)
+    ranges = split_ranges(tables, starts, key)
     assert len(ranges) == starts.num_rows + 1
     assert exactly(pa.concat_tables(ranges)) == exactly(every)
-    keys = [set(told(bounds(each, key))) for each in ranges]
+    keys = [set(row_texts(bounds(each, key))) for each in ranges]
     assert sum(map(len, keys)) == len(set().union(*keys))
 
 
@@ -135,9 +135,9 @@ def test_cut_ranges_are_in_order_of_merged_rows(case, data):
     every = pa.concat_tables(tables)
     chosen = data.draw(st.lists(st.integers(0, max(every.num_rows - 1, 0)), max_size=4))
     starts = bounds(every, key).take(pa.array(chosen if every.num_rows else [], pa.int64()))
-    ranges = [sort_rows(each, key) for each in pieces_of(tables, starts, key)]
-    in_order = told(bounds(sort_rows(every, key), key))
-    assert [row for each in ranges for row in told(bounds(each, key))] == in_order
+    ranges = [sort_rows(each, key) for each in split_ranges(tables, starts, key)]
+    in_order = row_texts(bounds(sort_rows(every, key), key))
+    assert [row for each in ranges for row in row_texts(bounds(each, key))] == in_order
 
 
 @given(cases(), st.integers(0, 3), st.integers(1, 6), st.integers(1, 4))
@@ -148,7 +148,7 @@ def test_merge_by_ranges_equals_merge_at_once(case, since, ranges, rows):
     samples = [sample(each, key, rows) for each in tables]
     starts = range_boundaries(samples, [each.num_rows for each in tables], ranges)
     assert starts.num_rows < ranges
-    merged = [summed(each, key, since=since) for each in pieces_of(tables, starts, key)]
+    merged = [summed(each, key, since=since) for each in split_ranges(tables, starts, key)]
     assert exactly(pa.concat_tables(merged)) == exactly(at_once)
     settled = [each for each in merged if since in each.column(TIME).to_pylist()]
     flags = [distinct(each, key, since=since) for each in settled]
@@ -187,7 +187,7 @@ def test_range_boundaries_make_ranges_of_similar_size():
     few = table([(100_000 + i, 0, 1) for i in range(100)], schema)
     samples = [sample(each, ("k",), 64) for each in (many, few)]
     starts = range_boundaries(samples, [many.num_rows, few.num_rows], 8)
-    sizes = [each.num_rows for each in pieces_of([many, few], starts, ("k",))]
+    sizes = [each.num_rows for each in split_ranges([many, few], starts, ("k",))]
     assert len(sizes) == 8
     assert all(abs(size - 10_100 / 8) <= 2 * 10_000 / 64 for size in sizes)
 

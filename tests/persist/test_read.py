@@ -143,7 +143,7 @@ def test_reader_without_write_permission_reads_location(seen_by_all):
     for path in (*found, folder):
         path.chmod(0o555 if path.is_dir() else 0o444)
     child = subprocess.run(
-        # Root may write everywhere: the child changes to the user nobody.
+        # Root may write everywhere: the child changes to an unprivileged user.
         [sys.executable, "-c", READS, str(folder), "65534" if os.getuid() == 0 else "0"],
         capture_output=True,
         text=True,

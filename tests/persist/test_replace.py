@@ -261,7 +261,7 @@ def test_reader_from_format_page_resolves_replaced_name_equally(tmp_path):
             assert location.names() == ["shop"]
             for time in (0, 10, 29, 30):
                 there = client.collection("shop", as_of=time)
-                expected = {reader.shown(u.data): u.diff for u in there.snapshot(time)}
+                expected = {reader.render(u.data): u.diff for u in there.snapshot(time)}
                 assert location.as_of("shop", time) == expected
         client.destroy("shop")
         assert not reader.Location(folder).state["collections"]

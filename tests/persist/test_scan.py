@@ -1,7 +1,7 @@
-"""A planned reading finds what a plain one does, whatever was merged, discarded or given up.
+"""A scan plan returns the rows of a plain read after merges, discards and errors.
 
-Random histories are lived by a real client and told to the model beside it.
-What a scan says is then evaluated by the equation in `scan.py`, in Python.
+A real client and the model execute random histories. The test then evaluates
+each scan plan by the equation in `scan.py`, in Python.
 """
 
 from collections import Counter
@@ -43,7 +43,7 @@ Action = tuple[Any, ...]
 
 changed = st.tuples(
     st.integers(0, 3),  # How far past upper.
-    st.integers(0, 2),  # Whether to take away what is there, or bring something.
+    st.integers(0, 2),  # Delete an existing row, or insert a row.
     st.sampled_from(range(30)),  # What of it.
     st.sampled_from([1, 1, 1, 1, 1, 2]),  # How often, if it is brought.
 )
@@ -65,24 +65,24 @@ actions: st.SearchStrategy[tuple[Action, ...]] = st.one_of(
 
 @st.composite
 def histories(
-    draw: st.DrawFn, keys: Sequence[tuple[str, ...]] = ((), ("k",), ("k", "n"))
+    choose: st.DrawFn, keys: Sequence[tuple[str, ...]] = ((), ("k",), ("k", "n"))
 ) -> "History":
-    """What happens to a collection, and how it is kept."""
-    # Half of them begin with what may become a base.
+    """Draw the history of a collection and its storage settings."""
+    # Half of the histories begin with a possible base.
     base = st.tuples(write, seal, allow, st.just(("compact",)))
-    first = draw(st.one_of(base.map(lambda one: [one]), st.just([])))
-    steps = [*first, *draw(st.lists(actions, min_size=5, max_size=12))]
+    first = choose(st.one_of(base.map(lambda one: [one]), st.just([])))
+    steps = [*first, *choose(st.lists(actions, min_size=5, max_size=12))]
     return History(
         actions=[action for step in steps for action in step],
-        key=draw(st.sampled_from(keys)),
+        key=choose(st.sampled_from(keys)),
         settings={
-            "inline_bytes": draw(st.sampled_from([0, 100, 10_000])),
-            "part_bytes": draw(st.sampled_from([60, 10_000])),
-            "merge_bytes": draw(st.sampled_from([150, 1 << 20])),
+            "inline_bytes": choose(st.sampled_from([0, 100, 10_000])),
+            "part_bytes": choose(st.sampled_from([60, 10_000])),
+            "merge_bytes": choose(st.sampled_from([150, 1 << 20])),
             "fan_in": 2,
         },
-        fold_bytes=draw(st.sampled_from([1, 1 << 20])),
-        job=draw(st.booleans()),
+        fold_bytes=choose(st.sampled_from([1, 1 << 20])),
+        job=choose(st.booleans()),
     )
 
 
@@ -129,7 +129,7 @@ class History:
 def act(client: Client, table: Collection, model: ModelCollection, verb: str, *args: Any) -> None:
     match verb:
         case "write":
-            updates = [u for each in args[0] if (u := chosen(model, *each)) is not None]
+            updates = [u for each in args[0] if (u := make_update(model, *each)) is not None]
             if updates:
                 table.write(updates).result()
         case "seal":
@@ -150,10 +150,10 @@ def act(client: Client, table: Collection, model: ModelCollection, verb: str, *a
             client.run_maintenance()
 
 
-def chosen(
+def make_update(
     model: ModelCollection, ahead: int, bring: int, which: int, times: int
 ) -> tuple[dict[str, Any], int, int] | None:
-    """One update for both, noted in the model: what is taken away was there, and stays gone."""
+    """Return one update, applied to the model; a delete removes an existing row."""
     columns = model.versions[-1].columns
     time = model.upper + ahead
     if bring:
@@ -263,7 +263,7 @@ def check_slices(history: History) -> None:
 
 
 def shared(batch: Batch, state: CollectionState) -> bool:
-    """Whether another batch has a part of the same bytes, so that nobody can tell them apart."""
+    """Return whether another batch has a part of the same bytes."""
     others = [other for other in state.batches if other.id != batch.id]
     return any(part in other.parts for other in others for part in batch.parts)
 
@@ -286,7 +286,7 @@ def test_batches_outside_the_times_are_in_no_slice(history):
     check_slices(history)
 
 
-# What may be asked.
+# Planted bugs and requests.
 
 
 @pytest.fixture
@@ -326,7 +326,7 @@ def test_changes_are_planned_from_past_since_to_upper(state):
 
 
 def ignore_until() -> Any:
-    """What was discarded counts in a scan."""
+    """Planted bug: a scan includes discarded updates."""
 
     def part_scans(collection: CollectionState, batch: Batch, **bounds: int) -> Iterator[PartScan]:
         return part_scans_of(collection, structs.replace(batch, until=END), **bounds)
@@ -346,7 +346,7 @@ def any_merge_is_a_base() -> Any:
 
 
 def forget_what_lies_above_the_base() -> Any:
-    """A batch that is the base is nothing else besides."""
+    """Planted bug: a batch that contains the base has no deltas."""
     plan = scan_plan.scan_snapshot
 
     def planned(collection: CollectionState, as_of: int) -> scan_plan.SnapshotScan:
@@ -358,7 +358,7 @@ def forget_what_lies_above_the_base() -> Any:
 
 
 def base_to_the_end() -> Any:
-    """All of a base's batch is the base, whatever its times."""
+    """Planted bug: all times of a base batch belong to the base."""
     plan = scan_plan.scan_snapshot
 
     def planned(collection: CollectionState, as_of: int) -> scan_plan.SnapshotScan:

@@ -1,4 +1,4 @@
-"""The stories of tests/scripts/persist, told to real clients on a store in memory."""
+"""Scripts of tests/scripts/persist, run by real clients on a store in memory."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ BUILT_IN: Final = {
 
 
 class Shop:
-    """Clients by name, on one location; each directive prints what a caller would see."""
+    """Clients by name, on one location; each directive prints the result of a call."""
 
     def __init__(self) -> None:
         self.url = f"memory:script-{next(_numbers)}"
@@ -58,12 +58,12 @@ class Shop:
         self.holds: dict[str, Any] = {}
 
     def obey(self, directive: Directive) -> str:
-        """Do it, and say what came of it; an error is said as a person would read it."""
+        """Execute a directive; return its result or its error as text."""
         verb: Callable[[Directive], str] = getattr(self, f"do_{directive.name}")
         try:
             return verb(directive).replace(self.url, "LOCATION")
         except PenstockError as error:
-            return told(error).replace(self.url, "LOCATION")
+            return describe_error(error).replace(self.url, "LOCATION")
 
     def finish(self) -> None:
         for client in self.clients.values():
@@ -90,7 +90,7 @@ class Shop:
         holder = persist.release(self.url, settings=self.settings)
         return "nobody held it" if holder is None else f"released {holder.id}"
 
-    # What there is.
+    # Listings.
 
     def do_create(self, d: Directive) -> str:
         """create name=x key=text value=unit, or name=x columns=k:text,n:int32 key=k"""
@@ -121,7 +121,7 @@ class Shop:
 
     def do_append(self, d: Directive) -> str:
         collection = self.collection(d)
-        return shown(
+        return describe(
             collection.compare_and_append(
                 updates(collection, d.input),
                 frontier(d.args["expected"]),
@@ -139,14 +139,14 @@ class Shop:
             appends.append(
                 persist.AppendTo(collection, updates(collection, given), int(expected), int(upper))
             )
-        return shown(self.client(d).append_all(appends))
+        return describe(self.client(d).append_all(appends))
 
     def do_write(self, d: Directive) -> str:
         collection = self.collection(d)
-        return shown(collection.write(updates(collection, d.input)).result())
+        return describe(collection.write(updates(collection, d.input)).result())
 
     def do_seal(self, d: Directive) -> str:
-        return shown(self.collection(d).seal(frontier(d.args["upper"])).result())
+        return describe(self.collection(d).seal(frontier(d.args["upper"])).result())
 
     def do_queue(self, d: Directive) -> str:
         """Calls that stand in the queue together: `write k 3 +1` or `seal 5`, one a line."""
@@ -161,7 +161,7 @@ class Shop:
                     futures.append(collection.write(updates(collection, [rest])))
         errors = [future.exception() for future in futures]
         return "\n".join(
-            f"{type(e).__name__}: {e}" if e else shown(f.result())
+            f"{type(e).__name__}: {e}" if e else describe(f.result())
             for e, f in zip(errors, futures, strict=True)
         )
 
@@ -171,7 +171,7 @@ class Shop:
         with gate(client):
             accepted = collection.write(updates(collection, d.input))
         client.close()
-        return f"{shown(accepted.result())}\nclosed"
+        return f"{describe(accepted.result())}\nclosed"
 
     def do_unsealed(self, d: Directive) -> str:
         found = self.client(d).unsealed()
@@ -187,7 +187,7 @@ class Shop:
     # Forgetting.
 
     def do_allow(self, d: Directive) -> str:
-        return shown(self.collection(d).allow_compaction(frontier(d.args["since"])).result())
+        return describe(self.collection(d).allow_compaction(frontier(d.args["since"])).result())
 
     def do_compact(self, d: Directive) -> str:
         self.client(d).compact()
@@ -214,7 +214,7 @@ class Shop:
 
     def do_bounds(self, d: Directive) -> str:
         collection = self.collection(d)
-        return f"[{shown_time(collection.since)}, {shown_time(collection.upper)})"
+        return f"[{describe_time(collection.since)}, {describe_time(collection.upper)})"
 
     def do_snapshot(self, d: Directive) -> str:
         return lines(self.collection(d).snapshot(int(d.args["as_of"])))
@@ -245,7 +245,7 @@ class Shop:
 
 @contextmanager
 def gate(client: Client) -> Iterator[None]:
-    """Nothing is committed inside the block, so that all of it is queued together."""
+    """Block commits inside the block; all calls are queued together."""
     with client._machine._advancing:
         yield
 
@@ -254,30 +254,30 @@ def with_errors(act: Callable[[], None]) -> str:
     try:
         act()
     except PenstockError as error:
-        return told(error)
+        return describe_error(error)
     return ""
 
 
-def told(error: PenstockError) -> str:
+def describe_error(error: PenstockError) -> str:
     kind = type(error).__name__
-    # Who and when differ from run to run; the story tells that they are told.
+    # Process and time differ between runs.
     detail = re.sub(r'process \d+ on (host )?"[^"]*"', "process PID on HOST", error.detail)
-    told = [
+    lines = [
         f"{kind}: {error}",
         detail and f"detail: {detail}",
         error.hint and f"hint: {error.hint}",
     ]
-    return "\n".join(filter(None, told))
+    return "\n".join(filter(None, lines))
 
 
-def shown(outcome: Any) -> str:
+def describe(outcome: Any) -> str:
     match outcome:
         case Appended(upper=upper):
-            return f"appended upper={shown_time(upper)}"
+            return f"appended upper={describe_time(upper)}"
         case UpperMismatch(collection=name, current=current):
-            return f"mismatch {name} upper={shown_time(current)}"
+            return f"mismatch {name} upper={describe_time(current)}"
         case Allowed(since=since):
-            return f"allowed since={shown_time(since)}"
+            return f"allowed since={describe_time(since)}"
     raise AssertionError(outcome)
 
 
@@ -289,7 +289,7 @@ def lines(read: Any) -> str:
             words = [str(word) for word in data if word is not None]
         else:
             words = [f"{name}={value}" for name, value in data.items()]
-        found.append(f"{' '.join(words)} {shown_time(update.time)} {update.diff:+d}")
+        found.append(f"{' '.join(words)} {describe_time(update.time)} {update.diff:+d}")
     return "\n".join(sorted(found)) or "nothing"
 
 
@@ -318,7 +318,7 @@ def schema(text: str) -> pa.Schema:
 
 
 def codec(word: str) -> Any:
-    """A built-in codec by name, or `shout@2`: a user's, which marks what it wrote."""
+    """Return a built-in codec, or `shout@2`: a user codec that marks its values."""
     name, at, version = word.partition("@")
     if not at:
         return BUILT_IN[name]
@@ -335,7 +335,7 @@ def frontier(word: str) -> int:
     return END if word == "end" else int(word)
 
 
-def shown_time(time: int) -> str:
+def describe_time(time: int) -> str:
     return "end" if time == END else str(time)
 
 

@@ -27,7 +27,7 @@ from penstock.persist.scan import task
 
 
 class Hosts:
-    """Path that leads to the folder of the driver, or to that of another host in its blocks."""
+    """Path that leads to the driver's folder, or in its blocks to a folder of another host."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "data"
@@ -38,7 +38,7 @@ class Hosts:
         self.path.symlink_to(self._driver)
 
     @contextmanager
-    def elsewhere(self) -> Iterator[None]:
+    def on_other_host(self) -> Iterator[None]:
         """Run the block on the other host."""
         self._lead_to(self.other)
         try:
@@ -99,16 +99,16 @@ def test_spark_task_that_sees_the_marker_writes(hosts, client):
     assert proofs(hosts.path) == []
 
 
-@pytest.mark.parametrize("there", [True, False], ids=["another folder", "no folder"])
-def test_spark_task_without_shared_storage_raises_and_writes_nothing(hosts, client, there):
+@pytest.mark.parametrize("exists", [True, False], ids=["another folder", "no folder"])
+def test_spark_task_without_shared_storage_raises_and_writes_nothing(hosts, client, exists):
     target = client.create_or_load("c", schema=SCHEMA)
-    if not there:
+    if not exists:
         hosts.other.rmdir()
     with client.staging() as staging, marker_placed(client.url, staging) as marker:
         share = share_for(target, staging, marker)
         first = share.write(some_rows())
         sent, read = some_rows(), some_rows()
-        with hosts.elsewhere():  # An executor that started later.
+        with hosts.on_other_host():  # An executor that started later.
             second = share.write(sent)
             third = share.write(read, to_the_end=False)
         for each in ([first, second], [third]):
@@ -171,16 +171,16 @@ class Rows:
 
 
 def test_initial_snapshot_by_remote_tasks_is_rejected_and_local_one_accepted(hosts, client):
-    class Here:
-        def read(self, share, pieces, _watch) -> list[Written]:
-            return [share.write(piece.read()) for piece in pieces]
+    class LocalTasks:
+        def read(self, share, splits, _watch) -> list[Written]:
+            return [share.write(split.read()) for split in splits]
 
-    class Elsewhere(Here):
-        def read(self, share, pieces, watch) -> list[Written]:
-            with hosts.elsewhere():
-                return super().read(share, pieces, watch)
+    class RemoteTasks(LocalTasks):
+        def read(self, share, splits, watch) -> list[Written]:
+            with hosts.on_other_host():
+                return super().read(share, splits, watch)
 
-    for jobs, sound in ((Elsewhere(), False), (Here(), True)):
+    for jobs, sound in ((RemoteTasks(), False), (LocalTasks(), True)):
         loader = SnapshotLoader(client, "src", jobs=jobs, spark_bytes=0)
         loader.create("src.t", SCHEMA, ["k"])
         copy = loader.load("src.t", [Rows(), Rows()], size=1)

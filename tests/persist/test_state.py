@@ -1,4 +1,4 @@
-"""The fold of the log: what counts, what is void, and that everybody folds alike."""
+"""Fold of the log: valid and void entries; every process folds to the same state."""
 
 import random
 
@@ -422,22 +422,20 @@ def test_a_first_entry_may_name_any_location():
     assert void_reason(folded(TAKEN), entry(1)) is None
 
 
-def some_log(chance: random.Random, length: int) -> list[Entry]:
+def some_log(rng: random.Random, length: int) -> list[Entry]:
     """Entries as a writer, or two in turn, might have left them; some void."""
     state, entries = State(), []
     for number in range(length):
         epoch = state.epoch
         ids = [*state.collections]
         batches = {c.id: [b.id for b in c.batches] for c in state.collections.values()}
-        id = chance.choice(ids) if ids else 0
+        id = rng.choice(ids) if ids else 0
         some = (
-            chance.sample(batches[id], chance.randint(1, len(batches[id])))
-            if ids and batches[id]
-            else []
+            rng.sample(batches[id], rng.randint(1, len(batches[id]))) if ids and batches[id] else []
         )
         choices = [(Create(f"c{number}", SCHEMA),)]
         if ids:
-            time = chance.randrange(9)
+            time = rng.randrange(9)
             choices += [
                 (Link(id, (inline(time, time + 1), stored(f"{epoch}-0", f"f{number}"))),),
                 (Link(id, (inline(0, time + 2),)), Seal(id, state.collections[id].upper + 1)),
@@ -450,14 +448,14 @@ def some_log(chance: random.Random, length: int) -> list[Entry]:
                 (OpenStaging(f"{epoch}-{number}"),),
                 (Forget(tuple(state.garbage)[:2]),),
                 (Destroy(id),),
-                *([(Merge(id, tuple(some), chance.choice([None, inline()])),)] if some else []),
+                *([(Merge(id, tuple(some), rng.choice([None, inline()])),)] if some else []),
                 *([(ForgetHold(min(state.expired)),)] if state.expired else []),
             ]
-        made = entry(epoch, *chance.choice(choices), token=f"{number}")
-        if epoch == 0 or chance.randrange(8) == 0:
+        made = entry(epoch, *rng.choice(choices), token=f"{number}")
+        if epoch == 0 or rng.randrange(8) == 0:
             take = TakeEpoch(Writer("w", address=":1"), "l1"), OpenStaging(f"{epoch + 1}-0")
             made = entry(epoch + 1, *take, token=f"{number}")
-        elif chance.randrange(9) == 0:
+        elif rng.randrange(9) == 0:
             made = entry(epoch - 1, *made.operations, token=f"{number}")
         entries.append(made)
         state = apply(state, made)
@@ -465,8 +463,8 @@ def some_log(chance: random.Random, length: int) -> list[Entry]:
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-def test_everybody_who_folds_the_same_entries_holds_the_same_state(chance, length):
-    entries = some_log(chance, length)
+def test_folds_of_the_same_entries_are_equal(rng, length):
+    entries = some_log(rng, length)
     again = [decode_entry(encode_entry(each), key="k", where="w") for each in entries]
     assert again == entries
     assert folded(*entries) == folded(*again)
@@ -474,9 +472,9 @@ def test_everybody_who_folds_the_same_entries_holds_the_same_state(chance, lengt
 
 
 @given(st.randoms(use_true_random=False), st.integers(1, 40))
-def test_a_rollup_stands_for_all_the_entries_below_it(chance, length):
-    entries = some_log(chance, length)
-    at = chance.randrange(length + 1)
+def test_rollup_replaces_all_entries_below_it(rng, length):
+    entries = some_log(rng, length)
+    at = rng.randrange(length + 1)
     state = folded(*entries[:at])
     rolled = decode_rollup(encode_rollup(state), key="k", where="w")
     assert rolled == state

@@ -32,34 +32,34 @@ from penstock.testing.stores import Fate, UnreliableBlob
 ABOUT = {
     "P01": "decided: write and seal are the API; unsealed updates are invisible, not a second list",
     "P09": "decided: a destroyed name may be made again, as a new and empty collection; an unknown "
-    "name is no error, since destroy tells whether it was there",
+    "name is no error, since destroy returns whether it existed",
     "P11": "as is, without the number: an empty write succeeds and costs no entry",
     "P13": "as is",
     "P15": "decided: nothing is ever wiped; every version but our own is refused and kept",
     "P16": "as is, in tests/contracts/test_log_contract.py",
     "P17": "as is, in tests/contracts/test_blob_contract.py",
     "P18": "as is",
-    "P19": "decided: what is durable is the state; the pending call gets the error and the next "
+    "P19": "decided: durable entries are the state; the pending call gets the error and the next "
     "opening shows whether it happened",
     "S02": "as is",
     "S03": "as is, by compare_and_append: a gap is a mismatch",
     "S04": "decided: there is no append that trims, only compare_and_append, so the overlapping "
     "one is a mismatch and nothing is doubled",
     "S05": "as is",
-    "S08": "as is, of merged batches; a batch may be written as it came",
-    "S09": "decided: a merge never brings rows past upper, whatever since is",
+    "S08": "as is, of merged batches; a batch may be written unsorted",
+    "S09": "decided: a merge never advances rows past upper, for any since",
     "S10a": "as is",
     "S13d": "not applicable: the bounds of a merged batch are computed from its rows",
     "S13e": "not applicable: batches may overlap in time; only their sum counts",
     "S13f": "as is",
-    "S17": "as is, with durable holds; a hold that ends lets since go on at the next settling",
+    "S17": "as is, with durable holds; after a hold ends, since advances at the next settling",
     "S19": "decided: destroy needs no empty frontiers; it is the owner's word",
     "S20": "as is",
     "S21": "as is",
     "S23": "as is, the versions being what holds still read",
     "S24": "as is",
     "S26": "decided: an empty interval makes no batch at all",
-    "S29": "as is, by append_all: a closed time is a mismatch that tells the upper",
+    "S29": "as is, by append_all: a closed time is a mismatch that returns the upper",
     "S31": "decided: one entry commits and applies, so nothing is ever committed and not applied; "
     "the inline rows are what upkeep moves out later",
 }
@@ -386,7 +386,7 @@ def test_s23_files_live_as_long_as_a_reader_may_need_them(shelf):
 
 
 def pushed(batches: list[list[int]], given: list[list[int]]) -> list[list[int]]:
-    """Push batches of [lower, upper, rows] and merge whatever the spine asks for."""
+    """Push batches of [lower, upper, rows] and merge as the spine requests."""
     for batch in given:
         batches = [*batches, batch]
         while (chosen := next_merge([rows for *_, rows in batches], fan_in=2)) is not None:
@@ -425,7 +425,7 @@ def test_s29_a_commit_at_a_closed_time_tells_the_earliest_usable_one(client):
             for name, each in made.items()
         ]
         if time < now:
-            # Whoever is behind expects an upper that has moved on.
+            # A writer that is behind expects an old upper.
             late = [AppendTo(a.collection, a.updates, time, time + 1) for a in appends]
             outcome = client.append_all(late)
             assert isinstance(outcome, UpperMismatch)

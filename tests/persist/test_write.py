@@ -20,6 +20,7 @@ from penstock.persist import (
     Client,
     UpperMismatch,
 )
+from penstock.persist.collection import collection_append
 from penstock.persist.write import Append, Committer, Control
 
 
@@ -261,9 +262,9 @@ def test_write_beyond_patience_is_indeterminate_and_reopen_shows_outcome(shelf, 
 def test_rows_queued_before_alter_keep_their_schema_version(shelf):
     with opened(shelf, inline_bytes=8) as client:
         table = client.create_or_load("rows", schema=SCHEMA)
-        piece = table.piece(rows(("a", 1, 1, 1)))
+        append = collection_append(table, rows(("a", 1, 1, 1)))
         table.alter(SCHEMA.append(pa.field("m", pa.int64())))
-        client.committer.submit(Append([piece])).result()
+        client.committer.submit(Append([append])).result()
         table.seal(2).result()
         assert [u.data for u in table.snapshot(1)] == [{"k": "a", "n": 1, "m": None}]
 

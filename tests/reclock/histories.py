@@ -9,18 +9,12 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 
 from penstock.data import advance, consolidate
-from penstock.reclock import (
-    KINESIS,
-    SHAPES,
-    SINGLE_PARTITION,
-    Minted,
-    Offsets,
-    Shape,
-    accumulate,
-    mint,
-)
+from penstock.data.remap_form import KAFKA, KAFKA_TOPICS, KINESIS, POSTGRES, PUBNUB, S3, RemapForm
+from penstock.progress import SINGLE_PARTITION, Frontier
+from penstock.reclock import Minted, accumulate, mint
 from penstock.reclock.remap import encode_moves
 
+FORMS = {form.name: form for form in (KAFKA, KAFKA_TOPICS, KINESIS, POSTGRES, PUBNUB, S3)}
 PARTITIONS: dict[str, list[Any]] = {
     "kafka": [0, 1, 2],
     "kafka-topics": ["a-0", "a-1", "b-0"],
@@ -36,7 +30,7 @@ FIRST_SEQUENCE_NUMBER = 49661727849342039258072939847765243280241975881076047874
 class History:
     """Bound frontiers and the resulting updates of remap."""
 
-    shape: Shape
+    shape: RemapForm
     frontiers: dict[int, dict[Any, int]]
     """Frontier by time, in order of time."""
 
@@ -48,30 +42,28 @@ class History:
         updates = consolidate(advance(self.updates, since))
         return History(self.shape, frontiers, updates, self.upper)
 
-    def frontier_as_of(self, time: int) -> Offsets:
+    def frontier_as_of(self, time: int) -> Frontier[Any]:
         return frontier_as_of(self.shape, self.updates, time)
 
     def time_of(self, partition: Any, offset: int) -> int | None:
         """Return the first time whose binding covers an event; None, if no binding does."""
-        times = (
-            time for time in self.frontiers if self.frontier_as_of(time).get(partition, 0) > offset
-        )
+        times = (time for time in self.frontiers if self.frontier_as_of(time)[partition] > offset)
         return next(times, None)
 
 
-def frontier_as_of(shape: Shape, updates: pa.Table, time: int) -> Offsets:
+def frontier_as_of(shape: RemapForm, updates: pa.Table, time: int) -> Frontier[Any]:
     times = updates.column("mz_timestamp")
     return accumulate(shape, updates.filter(pc.less_equal(times, time)))
 
 
 def make_history(
-    shape: Shape, frontiers: dict[int, dict[Any, int]], upper: int | None = None
+    shape: RemapForm, frontiers: dict[int, dict[Any, int]], upper: int | None = None
 ) -> History:
     """Mint `frontiers` one after the other. The default upper follows the last binding."""
     tables: list[pa.Table] = [encode_moves(shape, [], time=0)]
-    current: Offsets = {}
+    current: Frontier[Any] = Frontier()
     for time, frontier in frontiers.items():
-        match mint(shape, current, frontier, time=time):
+        match mint(shape, current, Frontier(frontier), time=time):
             case Minted(updates=updates, frontier=current):
                 tables.append(updates)
     default_upper = max(frontiers, default=-1) + 1
@@ -81,8 +73,8 @@ def make_history(
 
 
 @st.composite
-def histories(pick: st.DrawFn, shapes: st.SearchStrategy[Shape] | None = None) -> History:
-    shape = pick(shapes or st.sampled_from(list(SHAPES.values())))
+def histories(pick: st.DrawFn, shapes: st.SearchStrategy[RemapForm] | None = None) -> History:
+    shape = pick(shapes or st.sampled_from(list(FORMS.values())))
     partitions = PARTITIONS[shape.name]
     base = FIRST_SEQUENCE_NUMBER if shape == KINESIS else 0
     ticks = pick(st.integers(0, 5))

@@ -4,38 +4,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import check_row_schema
+from penstock.data.remap_form import KAFKA, KINESIS, POSTGRES, PUBNUB, S3, RemapForm
 from penstock.errors import InternalError, UsageError
-from penstock.progress import MAX_TIME
-from penstock.reclock import (
-    KAFKA,
-    KINESIS,
-    POSTGRES,
-    PUBNUB,
-    S3,
-    SHAPES,
-    SINGLE_PARTITION,
-    Minted,
-    Regressed,
-    Shape,
-    Unmoved,
-    accumulate,
-    mint,
-    shape_of,
-)
+from penstock.progress import MAX_TIME, SINGLE_PARTITION, Frontier
+from penstock.reclock import Minted, Regressed, Unmoved, accumulate, mint
 from penstock.reclock.remap import decode_steps
 from tests.reclock.histories import (
     FIRST_SEQUENCE_NUMBER,
+    FORMS,
     PARTITIONS,
     History,
     histories,
     make_history,
 )
 
-shapes = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+shapes = pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 
 
 def mint_rows(shape, current, probed, *, time=1000) -> list[tuple]:
-    outcome = mint(shape, current, probed, time=time)
+    outcome = mint(shape, Frontier(current), Frontier(probed), time=time)
     assert isinstance(outcome, Minted)
     return rows_of(outcome.updates)
 
@@ -45,12 +32,12 @@ def rows_of(updates: pa.Table) -> list[tuple]:
 
 
 @shapes
-def test_remap_schema_is_a_valid_row_schema(shape: Shape):
+def test_remap_schema_is_a_valid_row_schema(shape: RemapForm):
     assert check_row_schema(shape.remap, (), collection="r") == shape.remap
 
 
 def test_shapes_have_columns_of_their_source_type():
-    assert {name: shape.remap.names for name, shape in SHAPES.items()} == {
+    assert {name: shape.remap.names for name, shape in FORMS.items()} == {
         "kafka": ["partition"],
         "kafka-topics": ["partition"],
         "kinesis": ["shard", "sequence_number"],
@@ -58,7 +45,7 @@ def test_shapes_have_columns_of_their_source_type():
         "pubnub": ["region"],
         "s3": ["object_key"],
     }
-    assert {name: shape.progress.names for name, shape in SHAPES.items()} == {
+    assert {name: shape.progress.names for name, shape in FORMS.items()} == {
         "kafka": ["mz_timestamp", "partition", "offset"],
         "kafka-topics": ["mz_timestamp", "partition", "offset"],
         "kinesis": ["mz_timestamp", "shard_id", "sequence_number"],
@@ -66,12 +53,6 @@ def test_shapes_have_columns_of_their_source_type():
         "pubnub": ["mz_timestamp", "region", "timetoken"],
         "s3": ["mz_timestamp", "key", "byte_offset"],
     }
-
-
-def test_shape_of_source_type_without_remap_raises_usage_error():
-    assert shape_of("postgres") is POSTGRES
-    with pytest.raises(UsageError, match='"webhook" has no remap'):
-        shape_of("webhook")
 
 
 def test_mint_kafka_stores_increments():
@@ -100,25 +81,27 @@ def test_mint_kinesis_replaces_row_with_sequence_number():
 
 
 def test_mint_new_partition_at_zero_has_no_row():
-    outcome = mint(KAFKA, {0: 4}, {0: 4, 1: 2, 2: 0}, time=1000)
+    outcome = mint(KAFKA, Frontier({0: 4}), Frontier({0: 4, 1: 2, 2: 0}), time=1000)
     assert isinstance(outcome, Minted)
     assert rows_of(outcome.updates) == [(1, 1000, 2)]
-    assert outcome.frontier == {0: 4, 1: 2}
+    assert outcome.frontier == Frontier({0: 4, 1: 2})
 
 
 @pytest.mark.parametrize("current", [{}, {0: 4}])
 def test_mint_without_advance_returns_unmoved(current):
-    assert mint(KAFKA, current, {0: 0} | current, time=1000) == Unmoved()
+    assert mint(KAFKA, Frontier(current), Frontier({0: 0} | current), time=1000) == Unmoved()
 
 
 def test_mint_with_one_partition_backwards_returns_regressed():
-    outcome = mint(KAFKA, {0: 4, 1: 9, 2: 5}, {0: 7, 1: 8, 2: 4}, time=1000)
+    outcome = mint(KAFKA, Frontier({0: 4, 1: 9, 2: 5}), Frontier({0: 7, 1: 8, 2: 4}), time=1000)
     assert outcome == Regressed(1, was=9, now=8, others=1)
 
 
 def test_mint_with_missing_partition_returns_regressed():
-    assert mint(KAFKA, {0: 4, 1: 9}, {0: 7}, time=1000) == Regressed(1, was=9, now=None)
-    assert mint(POSTGRES, {SINGLE_PARTITION: 9}, {}, time=1000) == Regressed(
+    assert mint(KAFKA, Frontier({0: 4, 1: 9}), Frontier({0: 7}), time=1000) == Regressed(
+        1, was=9, now=None
+    )
+    assert mint(POSTGRES, Frontier({SINGLE_PARTITION: 9}), Frontier(), time=1000) == Regressed(
         SINGLE_PARTITION, was=9, now=None
     )
 
@@ -126,11 +109,13 @@ def test_mint_with_missing_partition_returns_regressed():
 @pytest.mark.parametrize("shape", [KINESIS, PUBNUB, S3], ids=lambda shape: shape.name)
 def test_mint_with_ended_partition_keeps_its_row(shape):
     one, other, _ = PARTITIONS[shape.name]
-    outcome = mint(shape, {one: 4, other: 9}, {other: 10}, time=1000)
+    outcome = mint(shape, Frontier({one: 4, other: 9}), Frontier({other: 10}), time=1000)
     assert isinstance(outcome, Minted)
-    assert outcome.frontier == {one: 4, other: 10}
-    assert mint(shape, {one: 4, other: 9}, {}, time=1000) == Unmoved()
-    assert mint(shape, {one: 4}, {one: 3}, time=1000) == Regressed(one, was=4, now=3)
+    assert outcome.frontier == Frontier({one: 4, other: 10})
+    assert mint(shape, Frontier({one: 4, other: 9}), Frontier(), time=1000) == Unmoved()
+    assert mint(shape, Frontier({one: 4}), Frontier({one: 3}), time=1000) == Regressed(
+        one, was=4, now=3
+    )
 
 
 @pytest.mark.parametrize(
@@ -149,20 +134,19 @@ def test_mint_with_ended_partition_keeps_its_row(shape):
 )
 def test_mint_with_invalid_partition_or_offset_raises_usage_error(shape, probed):
     with pytest.raises(UsageError, match=f"of a {shape.name} source"):
-        mint(shape, {}, probed, time=1000)
+        mint(shape, Frontier(), Frontier(probed), time=1000)
 
 
 @pytest.mark.parametrize("time", [-1, MAX_TIME, 1.5])
 def test_mint_at_invalid_time_raises_usage_error(time):
     with pytest.raises(UsageError):
-        mint(KAFKA, {}, {0: 1}, time=time)
+        mint(KAFKA, Frontier(), Frontier({0: 1}), time=time)
 
 
 @given(histories())
 def test_accumulate_as_of_binding_returns_bound_frontier(history: History):
     for time, frontier in history.frontiers.items():
-        bound = {partition: offset for partition, offset in frontier.items() if offset}
-        assert history.frontier_as_of(time) == bound
+        assert history.frontier_as_of(time) == Frontier(frontier)
     current = accumulate(history.shape, history.updates)
     assert current == history.frontier_as_of(history.upper - 1)
 

@@ -6,24 +6,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.data import advance, consolidate
+from penstock.data.remap_form import KAFKA, KINESIS, POSTGRES, PUBNUB, S3
 from penstock.durable.memory import Shelf
 from penstock.errors import UsageError
-from penstock.reclock import (
-    KAFKA,
-    KINESIS,
-    POSTGRES,
-    PUBNUB,
-    S3,
-    SHAPES,
-    SINGLE_PARTITION,
-    accumulate,
-    progress_as_of,
-    progress_changes,
-    progress_name,
-)
+from penstock.progress import SINGLE_PARTITION, Frontier
+from penstock.reclock import accumulate, progress_as_of, progress_changes, progress_name
 from tests.persist.shop import opened
 from tests.reclock.histories import (
     FIRST_SEQUENCE_NUMBER,
+    FORMS,
     History,
     frontier_as_of,
     histories,
@@ -129,7 +120,7 @@ def test_progress_changes_in_two_parts_equal_one(history: History, cut: int):
     assert parts == rows_of(progress_changes(shape, history.updates))
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 def test_progress_of_empty_remap_is_empty(shape: Any):
     empty = make_history(shape, {}).updates
     assert progress_as_of(shape, empty, 5).schema == shape.progress
@@ -137,7 +128,7 @@ def test_progress_of_empty_remap_is_empty(shape: Any):
     assert progress_changes(shape, empty).num_rows == 0
 
 
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", FORMS.values(), ids=FORMS)
 def test_progress_of_compacted_collection_keeps_bindings(shape: Any):
     base = FIRST_SEQUENCE_NUMBER if shape == KINESIS else 0
     key = {"kafka": 0, "pubnub": 4, "postgres": SINGLE_PARTITION}.get(shape.name, "k")
@@ -157,10 +148,10 @@ def test_progress_of_compacted_collection_keeps_bindings(shape: Any):
                 assert changes is not None
                 tables.append(changes.arrow())
             updates = pa.concat_tables(tables)
-    assert frontier_as_of(shape, updates, 24) == {}
-    assert frontier_as_of(shape, updates, 25) == frontiers[20]
-    assert frontier_as_of(shape, updates, 29) == frontiers[20]
-    assert frontier_as_of(shape, updates, 30) == frontiers[30]
+    assert frontier_as_of(shape, updates, 24) == Frontier()
+    assert frontier_as_of(shape, updates, 25) == Frontier(frontiers[20])
+    assert frontier_as_of(shape, updates, 29) == Frontier(frontiers[20])
+    assert frontier_as_of(shape, updates, 30) == Frontier(frontiers[30])
     assert progress_as_of(shape, updates, 30) == progress_as_of(shape, history.updates, 30)
 
 

@@ -12,13 +12,11 @@ from typing import Any
 
 import pytest
 
+from penstock.data.remap_form import KAFKA, KINESIS, S3
+from penstock.progress import Frontier
 from penstock.reclock import (
-    KAFKA,
-    KINESIS,
-    S3,
     ClockReading,
     Minted,
-    Offsets,
     Regressed,
     Tick,
     Unmoved,
@@ -99,7 +97,7 @@ def history(state: Any) -> History:
     return make_history(KAFKA, bound).compact(since=state.get("since", 0))
 
 
-def current_frontier(state: Any) -> Offsets:
+def current_frontier(state: Any) -> Frontier[int]:
     return accumulate(KAFKA, history(state).updates)
 
 
@@ -130,11 +128,7 @@ def test_event_has_first_time_that_covers_it(id: str):
 @pytest.mark.parametrize("id", ["R10c", "R10d", "R10e", "R10f"])
 def test_source_resumes_at_binding_below_upper(id: str):
     resume_frontier = history(given(id)).frontier_as_of(given(id)["into_frontier"] - 1)
-    assert resume_frontier == {
-        partition: offset
-        for partition, offset in offsets(expected(id)["source_upper"]).items()
-        if offset
-    }
+    assert resume_frontier == Frontier(offsets(expected(id)["source_upper"]))
 
 
 def test_r11b_offsets_are_exclusive():
@@ -160,9 +154,9 @@ def test_r45_appended_bytes_of_an_object_have_a_later_time():
 # Minting.
 
 
-def mint_operation(operation: Any, current: Offsets) -> Minted | Unmoved | Regressed:
+def mint_operation(operation: Any, current: Frontier[int]) -> Minted | Unmoved | Regressed:
     frontier = offsets(operation["source_frontier"])
-    return mint(KAFKA, current, frontier, time=operation["binding_ts"])
+    return mint(KAFKA, current, Frontier(frontier), time=operation["binding_ts"])
 
 
 def test_r07_binding_is_increment_of_advanced_partition():
@@ -171,7 +165,7 @@ def test_r07_binding_is_increment_of_advanced_partition():
     assert isinstance(outcome, Minted)
     assert rows_of(outcome) == [(0, 1000, 4)]
     probed = offsets(operation["source_frontier"])
-    assert outcome.frontier == {partition: offset for partition, offset in probed.items() if offset}
+    assert outcome.frontier == Frontier(probed)
 
 
 def test_r09_loser_reads_winning_binding_and_mints_remainder():
@@ -213,8 +207,8 @@ def test_r22_tick_is_clock_rounded_down():
 # Topics.
 
 
-def watermarks(topic: Any) -> dict[int, int]:
-    return {int(partition): offset for partition, offset in (topic or {}).items()}
+def watermarks(topic: Any) -> Frontier[int]:
+    return Frontier({int(partition): offset for partition, offset in (topic or {}).items()})
 
 
 def test_r25_watermark_moved_backwards_is_regressed():
@@ -225,7 +219,7 @@ def test_r25_watermark_moved_backwards_is_regressed():
 def test_r27_missing_topic_with_records_is_regressed():
     before, now = watermarks(given("R27")["prev"]), watermarks(given("R27")["now"])
     assert mint(KAFKA, before, now, time=1000) == Unmoved()
-    assert mint(KAFKA, {0: 1}, now, time=1000) == Regressed(0, was=1, now=None)
+    assert mint(KAFKA, Frontier({0: 1}), now, time=1000) == Regressed(0, was=1, now=None)
 
 
 def test_r28_recreated_topic_with_more_records_is_not_detected_by_offsets():
@@ -244,9 +238,9 @@ def test_r40_sequence_number_is_stored_exactly():
     bound = make_history(KINESIS, {10: {"s": int(text)}, 20: {"s": int(text) + 1}})
     assert bound.time_of("s", int(text)) == 20
     assert bound.time_of("s", int(text) - 1) == 10
-    assert bound.frontier_as_of(20) == {"s": int(text) + 1}
+    assert bound.frontier_as_of(20) == Frontier({"s": int(text) + 1})
     shorter = make_history(KINESIS, {10: {"s": 9}, 20: {"s": 10}})
-    assert shorter.frontier_as_of(20) == {"s": 10}, "compared as a number"
+    assert shorter.frontier_as_of(20) == Frontier({"s": 10}), "compared as a number"
 
 
 def test_r41_r42_times_keep_order_of_source_frontiers():
@@ -262,7 +256,7 @@ def test_r41_r42_times_keep_order_of_source_frontiers():
         assert later_time is not None
         assert earlier_time <= later_time
     # The parent is missing from the last probe, and its row stays.
-    assert bound.frontier_as_of(40) == {parent: 21, child: 31, other: 32}
+    assert bound.frontier_as_of(40) == Frontier({parent: 21, child: 31, other: 32})
     merged = make_history(KINESIS, {10: {"1": 5, "2": 6}, 20: {"1": 5, "2": 6, "3": 9}})
     child_start = merged.time_of("3", 0)
     assert child_start is not None

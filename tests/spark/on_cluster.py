@@ -24,7 +24,7 @@ from unittest import mock
 
 import pyarrow as pa
 from tests.faults.inspect import litter
-from tests.faults.planted import planted
+from tests.faults.planted_bugs import planted
 from tests.persist.shop import by_hand
 from tests.spark.lives import Life, check, found
 
@@ -32,7 +32,7 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
 from penstock.durable import open_blob
-from penstock.engine.reach import spark as reach_door
+from penstock.engine.storage_access import spark as storage_access
 from penstock.errors import Corruption, PenstockError
 from penstock.ingest import run
 from penstock.ingest.spark import tasks_of
@@ -90,7 +90,7 @@ def troubled(
     with ExitStack() as stack:
         client = stack.enter_context(persist.open(url, writer="w", settings=settings))
         table = client.create_or_load("rows", schema=SCHEMA)
-        reach_door.reach(spark, url)  # As in append, while all executors are alive.
+        storage_access.find_native_root(spark, url)  # As in append, while all executors are alive.
         stack.enter_context(planted(bug))
         done = threading.Event()
         killer = threading.Thread(target=_kill_one, args=(spark, Path(folder), done))
@@ -246,15 +246,15 @@ def executors(spark: Any) -> list[int]:
 @ask
 def reached(spark: Any, url: str, elsewhere: str | None = None) -> tuple[str, str]:
     """Return whether executors see the location; `elsewhere` redirects them to another folder."""
-    reach_door._known.clear()
-    looks = reach_door._looks
+    storage_access._known.clear()
+    looks = storage_access._probe_results
 
     def astray(spark: Any, path: str, nonce: str) -> Any:
         return looks(spark, str(Path(elsewhere or "", Path(path).name)), nonce)
 
-    with mock.patch.object(reach_door, "_looks", astray if elsewhere else looks):
+    with mock.patch.object(storage_access, "_probe_results", astray if elsewhere else looks):
         try:
-            return "reached", reach_door.reach(spark, url) or ""
+            return "reached", storage_access.find_native_root(spark, url) or ""
         except PenstockError as error:
             return "refused", f"{error}\n{error.detail}"
 
@@ -273,7 +273,7 @@ def damaged(spark: Any, url: str, name: str) -> str:
 def round_trip(spark: Any, url: str) -> dict[str, Any]:
     """Append twice, and return current contents, earlier contents and changes."""
     chosen: list[Any] = []
-    with mock.patch.object(reach_door.log, "info", lambda *_, extra: chosen.append(extra)):
+    with mock.patch.object(storage_access.log, "info", lambda *_, extra: chosen.append(extra)):
         frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
         at = ps.append(frame, url, "numbers", key=["id"])
         more = frame.where("id < 1").selectExpr("id + 100 as id", "name")

@@ -18,8 +18,8 @@ from tests.persist.shop import by_hand
 import penstock.spark as ps
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
+from penstock.engine.dataframe_lifetime import spark as dataframe_lifetime
 from penstock.engine.java import find_java, launcher_home
-from penstock.engine.plans import spark as plans_door
 from penstock.errors import PenstockError, UsageError
 from penstock.ingest.spark import tasks_of
 
@@ -31,7 +31,7 @@ def kept(hoped: int) -> int:
     patience = SYSTEM_CLOCK.boot_ms() + 30_000
     while True:
         gc.collect()
-        plans_door._WATCH.look()
+        dataframe_lifetime._WATCH.check()
         held = len(ps.READINGS.statistics())
         if held <= hoped or SYSTEM_CLOCK.boot_ms() > patience:
             return held

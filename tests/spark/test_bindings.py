@@ -1,6 +1,5 @@
 """Progress and remap collections of a source, read through Spark."""
 
-import random
 import threading
 
 import pytest
@@ -29,7 +28,6 @@ def lake(tmp_path):
             tick_ms=1_000,
             retain_ms=3_600_000,
             clock=clock,
-            rng=random.Random(1),
         )
         for words in (["three"], []):
             stop = threading.Event()

@@ -60,7 +60,7 @@ def test_reach_of_folder_not_shared_with_executors_is_rejected(cluster, url, tmp
     verdict, told = cluster.run("reached", url=url, elsewhere=f"{tmp_path}/other")
     assert verdict == "refused"
     assert "not the same folder on all of Spark's executors" in told
-    assert "not seen on" in told
+    assert "missing on" in told
     assert list(tmp_path.rglob("tmp-reach-*")) == []
 
 

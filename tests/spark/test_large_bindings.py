@@ -20,10 +20,9 @@ from tests.materialize.test_documents import COLUMNS, SUMMED
 
 import penstock
 from penstock import persist
-from penstock.engine.reach.spark import reach
-from penstock.materialize.driver import Jobs
-from penstock.materialize.here import TasksHere
-from penstock.materialize.spark import SparkShards
+from penstock.engine.storage_access.spark import find_native_root
+from penstock.materialize.runner import LocalRunner, Runner
+from penstock.materialize.spark import SparkRunner
 
 ORDERS: Final = pa.schema(
     [
@@ -134,7 +133,7 @@ def held(folder: Path) -> Mapping[str, Sequence[tuple[Any, ...]]]:
 
 
 def bring(
-    lake: str, folder: Path, jobs: Jobs, shards: int, bindings: Sequence[Mapping[str, Any]]
+    lake: str, folder: Path, jobs: Runner, shards: int, bindings: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Sequence[tuple[Any, ...]]]:
     endpoint = Endpoint("sqlite", folder)
     with materializing(
@@ -157,9 +156,9 @@ def test_large_and_small_transactions_store_same_rows_for_every_kind_of_binding(
 ) -> None:
     lake = f"file:{tmp_path / 'lake'}"
     shop = Shop(lake)
-    ways: Mapping[str, Jobs] = {
-        "large": SparkShards(spark, lambda url: reach(spark, url), large_bytes=0),
-        "small": TasksHere(),
+    ways: Mapping[str, Runner] = {
+        "large": SparkRunner(spark, lambda url: find_native_root(spark, url), large_bytes=0),
+        "small": LocalRunner(),
     }
     for name in ways:
         (tmp_path / name).mkdir()

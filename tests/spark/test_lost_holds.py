@@ -20,7 +20,7 @@ from penstock.datasource.batch_plan import find_contents, plan_contents
 from penstock.datasource.options import BatchOptions
 from penstock.datasource.read_task import rows_of
 from penstock.durable import open_blob
-from penstock.engine.plans import spark as plans
+from penstock.engine.dataframe_lifetime import spark as dataframe_lifetime
 from penstock.errors import Corruption, UsageError
 from penstock.persist import HoldLost, SinceError
 from penstock.persist.holds import LeasedClaims, list_holds
@@ -109,7 +109,7 @@ def test_frame_with_lost_hold_raises_and_next_read_is_held(spark, shop, asleep):
     for _ in range(20):
         gc.collect()
         spark._jvm.System.gc()
-        plans._WATCH.look()
+        dataframe_lifetime._WATCH.check()
         if not asleep.statistics():
             break
     assert (asleep.statistics(), shop.held()) == ({}, [])

@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from penstock.data import DIFF, TIME, advance, consolidate, stored_schema
 from penstock.data.packed import pack
-from penstock.materialize.rows import documents, field_columns
+from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.reduce import Reducer, combine_rows, decode
 from penstock.reduce.native import NativePlan, fold_order, native_plan
 from penstock.reduce.spark import aggregate_rows
@@ -83,7 +83,7 @@ def folded(updates: pa.Table, schema: Any) -> dict[bytes, Any]:
     counts = updates.column(DIFF).to_pylist()
     rows = updates.take([at for at, count in enumerate(counts) for _ in range(count)])
     rows = rows.drop_columns([TIME, DIFF])
-    table = pa.table({"key": pack(field_columns(rows, KEY)), "document": documents(rows)})
+    table = pa.table({"key": pack(encode_fields(rows, KEY)), "document": encode_documents(rows)})
     return told(combine_rows(Reducer(schema, "c"), table))
 
 
@@ -96,7 +96,9 @@ def told(batches: Any) -> dict[bytes, Any]:
 
 def natively(frame: DataFrame, plan: NativePlan) -> dict[bytes, Any]:
     rows = aggregate_rows(frame, plan).drop(DIFF).toArrow().cast(plan.columns)
-    table = pa.table({"key": pack(field_columns(rows, plan.key)), "document": documents(rows)})
+    table = pa.table(
+        {"key": pack(encode_fields(rows, plan.key)), "document": encode_documents(rows)}
+    )
     return told(table.to_batches())
 
 
@@ -137,7 +139,7 @@ def test_native_sum_of_largest_values_and_counts_does_not_overflow(spark: SparkS
         [(1, -(2**63), most), (1, 5, 1), (2, most, 3)], f"k long, n long, {DIFF} long"
     )
     rows = aggregate_rows(frame, plan).drop(DIFF).toArrow().cast(plan.columns).sort_by("k")
-    assert documents(rows).to_pylist() == [
+    assert encode_documents(rows).to_pylist() == [
         b'{"k":1,"n":%d}' % (-(2**63) * most + 5),
         b'{"k":2,"n":%d}' % (3 * most),
     ]

@@ -14,7 +14,7 @@ import penstock.spark as ps
 from penstock import persist
 from penstock.data import Codec
 from penstock.durable import open_blob
-from penstock.engine.plans import spark as plans
+from penstock.engine.dataframe_lifetime import spark as dataframe_lifetime
 from penstock.errors import UsageError
 from penstock.persist import INT64, TEXT, NotYetComplete, SinceError
 from penstock.persist.errors import CollectionMissing
@@ -222,7 +222,7 @@ def let_go(spark: Any, lake: str) -> None:
     for _ in range(20):
         gc.collect()
         spark._jvm.System.gc()
-        plans._WATCH.look()
+        dataframe_lifetime._WATCH.check()
         if not any(url.startswith(lake) for url in ps.READINGS.statistics()):
             return
     raise AssertionError(ps.READINGS.statistics())
@@ -238,7 +238,7 @@ def test_files_of_frame_are_held_until_its_last_reference_is_released(spark, ban
     assert files
     del frame
     gc.collect()
-    plans._WATCH.look()
+    dataframe_lifetime._WATCH.check()
     with opened(url) as client:
         client.collection("bank.assets").allow_compaction(7).result()
         client.compact()

@@ -113,7 +113,7 @@ def test_truncated_result_stream_of_spark_raises_transient_error(
         target = client.create_or_load("numbers", schema=NUMBERS)
         with client.staging() as staging:
             monkeypatch.setattr(FramedSerializer, "load_stream", broken_off)
-            with pytest.raises(TransientError, match="broke off"):
+            with pytest.raises(TransientError, match="before all results"):
                 collected(frame)
-            with pytest.raises(TransientError, match="broke off"):
+            with pytest.raises(TransientError, match="before all results"):
                 stage(frame, target, staging, time=1)

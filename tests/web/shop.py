@@ -10,6 +10,14 @@ import pyarrow as pa
 import penstock.persist as persist
 from penstock.clock import Clock
 from penstock.persist.state_store import StateStore
+from penstock.supervisor.status import (
+    ErrorStatus,
+    LoopStatus,
+    MaterializationStatus,
+    SourceStatus,
+    State,
+    TaskStatus,
+)
 from penstock.web import LakeView
 
 SECRET = "s3cret-of-the-shop"
@@ -34,6 +42,7 @@ SCHEMAS = {
         ]
     ),
 }
+SUPERVISED = ("kind", "state", "restarts", "error")
 NAMES = ("Ada", "Grace", "Edsger", "Barbara", "Tony", "Leslie", "Frances", "Donald")
 ITEMS = ("flange", "gasket", "valve", "gauge", "elbow", "nozzle")
 
@@ -110,12 +119,19 @@ class Shop:
             "opened_ms": 0, "read_ms": 20, "stored_ms": 40, "committed_ms": 9, "acknowledged_ms": 5,
         }  # fmt: skip
 
-    def running(self) -> dict[str, dict[str, Any]]:
+    def running(self) -> dict[str, TaskStatus]:
         """Return the status as a supervisor reports it."""
-        return {
-            name: {**(self.source() if name == "shop" else self.materialization()), **task}
-            for name, task in self.tasks.items()
-        }
+        return {name: self._task(name, task) for name, task in self.tasks.items()}
+
+    def _task(self, name: str, task: Mapping[str, Any]) -> TaskStatus:
+        fields = {key: value for key, value in task.items() if key not in SUPERVISED}
+        loop: LoopStatus = (
+            SourceStatus.parse({**self.source(), **fields})
+            if name == "shop"
+            else MaterializationStatus.parse({**self.materialization(), **fields})
+        )
+        error = ErrorStatus.parse(task["error"])
+        return TaskStatus(task["kind"], State(task["state"]), task["restarts"], error, loop)
 
     def source(self) -> dict[str, Any]:
         """Return the status as a Postgres source reports it."""
@@ -175,12 +191,12 @@ class Shop:
             "error": None,
         }
 
-    def write_notes(self) -> None:
+    def store_statuses(self) -> None:
         """Store the status of both tasks in the lake, with a stopped warehouse."""
-        notes = StateStore(self.client, "shop")
-        notes.put({"status": self.source()})
+        store = StateStore(self.client, "shop")
+        store.put({"status": self.source()})
         # Compaction of the state is asynchronous: wait until since is stable.
-        notes.collection.allow_compaction(0).result()
+        store.collection.allow_compaction(0).result()
         with persist.open(
             f"{self.location}/warehouse", writer="w", settings=self.settings
         ) as client:

@@ -112,7 +112,7 @@ def test_serve_on_loopback_address_answers_until_closed(view, address):
 
 @pytest.mark.parametrize("address", ["8080", "localhost", ":http", "::1:80", ":70000", ":-1", ""])
 def test_serve_on_invalid_address_raises_usage_error(view, address):
-    with pytest.raises(UsageError, match="not an address") as refused:
+    with pytest.raises(UsageError, match="of the status page is invalid") as refused:
         serve(view, address, token=None)
     assert "127.0.0.1:8080" in refused.value.hint
 

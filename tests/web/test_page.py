@@ -51,7 +51,7 @@ def node(page: Page, name: str):
     return page.locator(f'.node[data-name="{name}"]')
 
 
-def rows_shown(page: Page) -> list[list[str]]:
+def rendered_rows(page: Page) -> list[list[str]]:
     rows = page.get_by_role("region", name=re.compile("Rows of")).locator("tbody tr").all()
     return [row.locator("td").all_text_contents() for row in rows]
 
@@ -70,11 +70,11 @@ def test_page_shows_rows_of_selected_collection_as_of_entered_time(
     node(page, "shop.public.orders").click()
     expect(page.locator("#detail h2")).to_have_text("shop.public.orders")
     expect(page.get_by_text("All 5 rows as of")).to_be_visible()
-    assert [row[2] for row in rows_shown(page)] == ["new", "paid", "new", "new", "new"]
+    assert [row[2] for row in rendered_rows(page)] == ["new", "paid", "new", "new", "new"]
     page.get_by_label("As of").fill(str(first))
     page.keyboard.press("Enter")
     expect(page.get_by_text("All 2 rows as of")).to_be_visible()
-    assert [row[:3] for row in rows_shown(page)] == [["1", "1", "new"], ["2", "2", "new"]]
+    assert [row[:3] for row in rendered_rows(page)] == [["1", "1", "new"], ["2", "2", "new"]]
     page.reload()
     expect(page.get_by_text("All 2 rows as of")).to_be_visible()
     page.get_by_role("button", name="Latest").click()
@@ -142,7 +142,7 @@ def test_page_escapes_html_in_names_values_and_errors(shop: Shop, served: Served
     node_of.click()
     expect(page.locator("#detail h2")).to_have_text(f"own.{evil}")
     expect(page.get_by_text("All 1 row as of")).to_be_visible()
-    assert rows_shown(page) == [[f"</td>{evil}"]]
+    assert rendered_rows(page) == [[f"</td>{evil}"]]
     page.reload()
     expect(page.locator("#detail h2")).to_have_text(f"own.{evil}")
     page.get_by_role("link", name='source "shop"').click()
@@ -179,7 +179,7 @@ def test_page_with_many_collections_lists_60_and_filters_by_name(
     page.locator("#filter").fill("147")
     expect(page.locator("[data-column=collection] .node")).to_have_count(1)
     node(page, "own.147").click()
-    expect(page.get_by_text("Nothing is complete yet.")).to_be_visible()
+    expect(page.get_by_text("No time is complete yet.")).to_be_visible()
     page.locator("#filter").fill("nowhere")
     expect(page.locator(".more")).to_have_text("No collection has that in its name.")
 

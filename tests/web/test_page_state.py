@@ -30,22 +30,22 @@ def state_of(served, after=0):
 def test_page_state_of_local_tasks_is_read_from_supervisor(shop, view, served):
     shop.tick(5)
     shop.commit(15)
-    told = state_of(served)
-    (source,), (sink,) = told["sources"], told["materializations"]
+    state = state_of(served)
+    (source,), (sink,) = state["sources"], state["materializations"]
     assert (source["name"], source["state"], source["lag_ms"]) == ("shop", "running", 0)
     assert (sink["upper"], sink["lag_ms"], sink["transactions_total"]) == (shop.upper, 0, 1)
-    orders = next(each for each in told["collections"] if each["name"] == "shop.public.orders")
+    orders = next(item for item in state["collections"] if item["name"] == "shop.public.orders")
     assert (orders["source"], orders["upper"], orders["updates"]) == ("shop", shop.upper, 5)
-    assert told["errors"] == []
+    assert state["errors"] == []
 
 
 def test_page_state_of_remote_tasks_is_read_from_state_store(shop, clock):
     shop.tick(5)
-    shop.write_notes()
+    shop.store_statuses()
     clock.move_ms(4_000)
     elsewhere = LakeView(shop.location, shop.settings, clock=clock)
-    told = elsewhere.state()
-    (source,), (sink,) = told["sources"], told["materializations"]
+    state = elsewhere.state()
+    (source,), (sink,) = state["sources"], state["materializations"]
     assert (source["state"], source["phase"]) == ("running", "following")
     assert source["lag_ms"] == 4_000
     assert (sink["state"], sink["upper"]) == ("stopped", shop.upper)
@@ -68,12 +68,12 @@ def test_materialization_lag_is_computed_from_uppers_instead_of_its_report(shop,
 def test_page_state_of_missing_lake_is_empty_until_it_is_created(tmp_path, clock):
     settings = persist.Settings(clock=clock, patience_ms=0)
     view = LakeView(f"file:{tmp_path}/lake", settings, clock=clock)
-    told = view.state()
-    assert (told["sources"], told["collections"], told["materializations"]) == ([], [], [])
+    state = view.state()
+    assert (state["sources"], state["collections"], state["materializations"]) == ([], [], [])
     with persist.open(f"file:{tmp_path}/lake/shop", writer="w") as client:
         client.create_or_load("rows", key=persist.TEXT, value=persist.UNIT)
     clock.move_ms(1_000)
-    assert [each["name"] for each in view.state()["collections"]] == ["rows"]
+    assert [item["name"] for item in view.state()["collections"]] == ["rows"]
     view.close()
 
 
@@ -85,10 +85,10 @@ def test_page_state_with_damaged_location_reports_error_and_lists_others(tmp_pat
         if entry.is_file():
             entry.write_bytes(b"no entry")
     view = LakeView(f"file:{tmp_path}", persist.Settings(patience_ms=0), clock=clock)
-    told = view.state()
+    state = view.state()
     view.close()
-    assert [each["name"] for each in told["collections"]] == ["shop.rows"]
-    (error,) = told["errors"]
+    assert [item["name"] for item in state["collections"]] == ["shop.rows"]
+    (error,) = state["errors"]
     assert "other" in error["object"]
     assert error["hint"]
 
@@ -108,14 +108,14 @@ def test_concurrent_page_state_requests_share_one_lake_inspection(shop, view, cl
     assert len(looks) == 1
     clock.move_ms(1_000)
     time = shop.tick()
-    assert {each["upper"] for each in view.state()["collections"]} == {time + 1}
+    assert {item["upper"] for item in view.state()["collections"]} == {time + 1}
 
 
 def test_repeated_lake_inspection_equals_new_inspection(shop, clock):
     with LakeInspector(shop.settings) as looker:
         for _ in range(3):
             shop.tick()
-            shop.write_notes()
+            shop.store_statuses()
             urls = looker.locations(shop.location)
             assert [looker.inspect(url) for url in urls] == inspect_lake(
                 shop.location, shop.settings
@@ -131,11 +131,11 @@ def test_page_state_after_time_returns_only_newer_history(shop, view, served, cl
         shop.tick(2)
         shop.commit(10 + at)
         view.sample()
-    told = state_of(served)
-    assert [row[1] for row in told["sources"][0]["history"]] == [0, 6, 12, 18]
-    (sink,) = told["materializations"]
+    state = state_of(served)
+    assert [row[1] for row in state["sources"][0]["history"]] == [0, 6, 12, 18]
+    (sink,) = state["materializations"]
     assert [row[0] for row in sink["history"]] == [clock.now_ms() - 1_000 * n for n in (3, 2, 1, 0)]
-    assert [each["documents"] for each in sink["transactions"]] == [10, 11, 12]
+    assert [item["documents"] for item in sink["transactions"]] == [10, 11, 12]
     assert sink["transactions"][-1]["stored_ms"] == 40
     later = state_of(served, after=clock.now_ms() - 1_000)
     assert len(later["sources"][0]["history"]) == 1
@@ -146,9 +146,9 @@ def test_page_history_is_bounded_to_600_samples_and_100_transactions(shop, view,
         clock.move_ms(1_000)
         shop.commit(1)
         view.sample()
-    told = view.state()
-    assert len(told["sources"][0]["history"]) == 600
-    assert len(told["materializations"][0]["transactions"]) == 100
+    state = view.state()
+    assert len(state["sources"][0]["history"]) == 600
+    assert len(state["materializations"][0]["transactions"]) == 100
 
 
 def test_page_state_reports_errors_of_collections_and_tasks_with_hint(shop, view, served):
@@ -160,9 +160,9 @@ def test_page_state_reports_errors_of_collections_and_tasks_with_hint(shop, view
         "state": "stopped",
         "error": {"message": "disk is full", "detail": "", "hint": "Make room."},
     }
-    told = {each["object"]: each for each in state_of(served)["errors"]}
-    assert told['collection "shop.public.orders"']["hint"] == "Run penstock resync."
-    assert told['materialization "warehouse"']["message"] == "disk is full"
+    state = {item["object"]: item for item in state_of(served)["errors"]}
+    assert state['collection "shop.public.orders"']["hint"] == "Run penstock resync."
+    assert state['materialization "warehouse"']["message"] == "disk is full"
 
 
 def test_page_state_reports_error_of_table_without_collection_with_hint(shop, served):
@@ -305,9 +305,9 @@ def test_metrics_of_postgres_lake_export_every_metric_except_kafka_ones(shop, se
 
 
 def test_metrics_of_kafka_source_count_records(shop, served, monkeypatch):
-    told = {**shop.source(), "kind": "kafka", "lag_records": 7, "bad_records": 2}
-    told["waiting_events"] = 3
-    monkeypatch.setattr(shop, "source", lambda: told)
+    state = {**shop.source(), "kind": "kafka", "lag_records": 7, "bad_records": 2}
+    state["waiting_events"] = 3
+    monkeypatch.setattr(shop, "source", lambda: state)
     shop.tick(5)
     text = ask(served.url, "/metrics").body.decode()
     assert 'penstock_source_lag_records{source="shop"} 7.0' in text
@@ -344,12 +344,12 @@ def test_password_of_pipeline_file_is_in_no_response(tmp_path, clock):
     )
     stop, begun, runs = threading.Event(), threading.Event(), []
 
-    def told(running):
+    def record(running):
         runs.append(running)
         begun.set()
 
     thread = threading.Thread(
-        target=penstock.ingest.run, args=(str(file),), kwargs={"stop": stop, "on_start": told}
+        target=penstock.ingest.run, args=(str(file),), kwargs={"stop": stop, "on_start": record}
     )
     thread.start()
     try:

@@ -1,4 +1,4 @@
-"""Row samples of a collection are exact, whatever its size and history."""
+"""Row samples of a collection are exact for every size and history."""
 
 import pyarrow as pa
 import pytest
@@ -109,11 +109,11 @@ def test_rows_request_accepts_as_of_latest_number_and_rfc_3339(shop, served, clo
 
 
 @pytest.mark.parametrize(
-    ("as_of", "said"),
+    ("as_of", "text"),
     [("yesterday", "not a time"), ("1", "since"), ("99999999999999", "complete")],
     ids=["no-time", "before", "after"],
 )
-def test_rows_request_with_unreadable_as_of_returns_400_with_hint(shop, served, as_of, said):
+def test_rows_request_with_unreadable_as_of_returns_400_with_hint(shop, served, as_of, text):
     shop.tick()
     orders = shop.client.collection("shop.public.orders")
     orders.allow_compaction(shop.upper - 1).result()
@@ -122,7 +122,7 @@ def test_rows_request_with_unreadable_as_of_returns_400_with_hint(shop, served, 
     answer = ask(served.url, given)
     assert answer.status == 400
     error = answer.json["error"]
-    assert said in (error["message"] + error["detail"])
+    assert text in (error["message"] + error["detail"])
     assert error["hint"]
 
 

@@ -15,10 +15,10 @@ from typing import Any, Final, Literal, NamedTuple
 
 from penstock.catalog.objects import Object, Type
 from penstock.catalog.redaction import objects_without_secrets, without_secrets
-from penstock.data.collection_name import compose_name, source_of
+from penstock.data.collection_name import source_of
 from penstock.errors import UsageError
 from penstock.pipeline.yaml_text import UnsetVariable, substitute
-from penstock.sources.postgres.names import TableName
+from penstock.sources.registry import SourceKind, source_kind
 
 __all__ = ["Action", "Change", "bound_materializations", "plan"]
 
@@ -55,12 +55,20 @@ class Change:
     table: str = ""
     """For a source: the table that changes, if it is only one."""
 
+    adds: bool = False
+    """The change adds a table or a binding, with the prerequisites of a new object."""
+
     detail: str = ""
     hint: str = ""
     """For a problem: known facts, and the remedy."""
 
     def __str__(self) -> str:
         return f'{self.action} {self.type} "{self.name}": {self.what}'
+
+    @property
+    def is_new(self) -> bool:
+        """Return whether the object, or a part of it, is new."""
+        return self.action == "create" or self.adds
 
     @property
     def is_problem(self) -> bool:
@@ -178,7 +186,15 @@ def _changes(
             else:
                 differences = _materialization_differences(old, section, environment)
             for diff in differences:
-                yield Change(diff.action, object_type, name, diff.what, diff.table, hint=diff.hint)
+                yield Change(
+                    diff.action,
+                    object_type,
+                    name,
+                    diff.what,
+                    diff.table,
+                    adds=diff.adds,
+                    hint=diff.hint,
+                )
     for name in [name for name in by_name if name not in file_sections]:
         dropped = SOURCE_DROPPED if object_type == "source" else MATERIALIZATION_DROPPED
         yield Change("drop", object_type, name, dropped)
@@ -200,6 +216,7 @@ class Difference(NamedTuple):
     action: Action
     what: str
     table: str = ""
+    adds: bool = False
     hint: str = ""
 
 
@@ -221,8 +238,9 @@ def _source_differences(
         name = new.get("progress") or "by default"
         yield Difference("alter", f"progress relation is named {name}")
     old_section, new_section = old[kinds[0]] or {}, new[kinds[0]] or {}
+    kind = source_kind(kinds[0])
     tables = [
-        _by_name(section.get("tables"), environment) for section in (old_section, new_section)
+        _by_name(section.get("tables"), kind, environment) for section in (old_section, new_section)
     ]
     match tables:
         case [None, dict(new_tables)]:
@@ -244,9 +262,8 @@ def _table_differences(
     old: Mapping[str, "_Table"], new: Mapping[str, "_Table"]
 ) -> Iterator[Difference]:
     for table_name in [table_name for table_name in new if table_name not in old]:
-        yield Difference(
-            "create", f"table {new[table_name].name} is added, with an initial snapshot"
-        )
+        what = f"table {new[table_name].name} is added, with an initial snapshot"
+        yield Difference("alter", what, adds=True)
     for table_name in [table_name for table_name in old if table_name not in new]:
         what = f"table {old[table_name].name} is removed; its collection is dropped"
         yield Difference("drop", what, table_name)
@@ -275,7 +292,7 @@ def _materialization_differences(
     for path in [path for path in new_bindings if path not in old_bindings]:
         collection = new_bindings[path].get("collection")
         what = f"resource {path} is added, with a backfill from {collection}"
-        yield Difference("create", what)
+        yield Difference("alter", what, adds=True)
     for path in [path for path in old_bindings if path not in new_bindings]:
         what = f"resource {path} is removed; its rows remain"
         yield Difference("alter", what)
@@ -331,13 +348,13 @@ class _Table:
     """Options of its columns."""
 
 
-def _by_name(tables: Any, environment: Environment) -> dict[str, _Table] | None:
+def _by_name(tables: Any, kind: SourceKind, environment: Environment) -> dict[str, _Table] | None:
     """Return the listed tables by collection name, without the source."""
     if tables is None:
         return None
     sections = [table if isinstance(table, dict) else {"name": str(table)} for table in tables]
     return {
-        _collection_name(table["name"], environment): _Table(
+        _collection_name(table["name"], kind, environment): _Table(
             table["name"],
             {key: sorted(table[key]) for key in ("exclude", "text") if table.get(key)},
         )
@@ -345,12 +362,11 @@ def _by_name(tables: Any, environment: Environment) -> dict[str, _Table] | None:
     }
 
 
-def _collection_name(name: str, environment: Environment) -> str:
+def _collection_name(name: str, kind: SourceKind, environment: Environment) -> str:
     try:
-        table = TableName.parse(_resolve(name, environment))
+        return kind.table_collection(_resolve(name, environment))
     except UsageError:
         return name  # The validation of the file rejects it.
-    return compose_name(table.schema, table.name)
 
 
 def _count(value: Any, environment: Environment) -> int | None:
@@ -378,17 +394,7 @@ def _path(binding: Mapping[str, Any]) -> str:
 
 def _describe_new_source(section: Mapping[str, Any]) -> str:
     kind = next(iter(set(section) - {"progress"}), "")
-    section = section.get(kind) or {}
-    if kind == "kafka":
-        topics = section.get("topics") or [section.get("topic")]
-        return f"reads from kafka: {', '.join(map(str, topics))}"
-    tables = section.get("tables")
-    table_names = "all published tables" if tables is None else ", ".join(_names(tables))
-    return f"reads from {kind}: {table_names}"
-
-
-def _names(tables: Sequence[Any]) -> list[str]:
-    return [table["name"] if isinstance(table, dict) else str(table) for table in tables]
+    return f"reads from {kind}: {source_kind(kind).describe(section.get(kind) or {})}"
 
 
 def _describe_new_materialization(section: Mapping[str, Any]) -> str:

@@ -1,10 +1,11 @@
-"""Status of the storage locations, collections and tasks of a lake, as JSON values.
+"""Status of the storage locations, collections and tasks of a lake.
 
 Inspection writes nothing and needs read permission only. Sources and materializations store
 their status in the state store of their storage location. The inspector reads it there, and
 everything else from the log.
 """
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final
@@ -25,18 +26,87 @@ from penstock.persist.readability import error_as_of
 from penstock.persist.state import END, CollectionState, State
 from penstock.persist.state_store import FAILURE, PAUSED
 from penstock.pipeline.file import CATALOG
+from penstock.supervisor.status import (
+    ErrorStatus,
+    Kind,
+    LoopStatus,
+    MaterializationStatus,
+    SourceStatus,
+)
 
-__all__ = ["LakeInspector", "ListedCollection", "inspect_lake", "list_collections"]
+__all__ = [
+    "LakeInspector",
+    "ListedCollection",
+    "LocationStatus",
+    "StoredTask",
+    "inspect_lake",
+    "list_collections",
+]
 
+STATUS: Final = "status"
+STOPPED: Final = "stopped"
 RECOVERY: Final = "materialization"
 """State key that every materialization has, and no source."""
 
-LAGS: Final = ("lag_ms", "lag_bytes", "lag_records")
+
+@dataclass(frozen=True, slots=True)
+class StoredTask:
+    """Last reported status of a source or materialization, as far as it still applies."""
+
+    kind: Kind
+    name: str
+    status: LoopStatus
+    error: ErrorStatus | None
+    """Error that stopped the task, else the error in its status."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the task as a JSON object."""
+        error = None if self.error is None else self.error.to_json()
+        return {self.kind: self.name, **self.status.to_json(), "error": error}
+
+
+@dataclass(frozen=True, slots=True)
+class LocationStatus:
+    """Status of one storage location."""
+
+    url: str
+    disk_error: ErrorStatus | None
+    id: str
+    epoch: int
+    entries: int
+    writer: Mapping[str, Any] | None
+    collections: Sequence[Mapping[str, Any]]
+    tasks: Sequence[StoredTask]
+    holds: Sequence[Mapping[str, Any]]
+    garbage_files: int
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the location has a live writer, as far as this host can determine."""
+        return self.writer is not None and bool(self.writer["lives"])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the status as a JSON object."""
+        return {
+            "location": self.url,
+            "disk_error": None if self.disk_error is None else self.disk_error.to_json(),
+            "id": self.id,
+            "epoch": self.epoch,
+            "entries": self.entries,
+            "writer": self.writer,
+            "collections": list(self.collections),
+            "sources": [task.to_json() for task in self.tasks if task.kind == "source"],
+            "materializations": [
+                task.to_json() for task in self.tasks if task.kind == "materialization"
+            ],
+            "holds": list(self.holds),
+            "garbage_files": self.garbage_files,
+        }
 
 
 def inspect_lake(
     location: str, settings: persist.Settings, *, hidden: bool = False
-) -> list[dict[str, Any]]:
+) -> list[LocationStatus]:
     """Return the status of the storage locations of a lake, or of one storage location.
 
     Args:
@@ -84,7 +154,7 @@ class LakeInspector:
         below = [join(location, name) for name in children(location)]
         return [url for url in below if url in self._clients or is_storage_location(url)]
 
-    def inspect(self, url: str, *, hidden: bool = False) -> dict[str, Any]:
+    def inspect(self, url: str, *, hidden: bool = False) -> LocationStatus:
         """Return the status of one storage location."""
         client = self._clients.get(url)
         if client is None:
@@ -96,19 +166,19 @@ class LakeInspector:
             self._clients.pop(url).close()
             raise
 
-    def _inspect(self, client: Client, *, hidden: bool) -> dict[str, Any]:
+    def _inspect(self, client: Client, *, hidden: bool) -> LocationStatus:
         state = client.state
         now_ms = self._settings.clock.now_ms()
         holds = _holds(client.reader.machine.blob, state, now_ms)
         writer = state.writer
         disk = disk_error(client.url)
-        return {
-            "location": client.url,
-            "disk_error": disk and {"message": str(disk), "detail": disk.detail, "hint": disk.hint},
-            "id": state.location,
-            "epoch": state.epoch,
-            "entries": state.seqno,
-            "writer": None
+        return LocationStatus(
+            url=client.url,
+            disk_error=None if disk is None else ErrorStatus.of(disk),
+            id=state.location,
+            epoch=state.epoch,
+            entries=state.seqno,
+            writer=None
             if writer is None
             else {
                 "id": writer.id,
@@ -117,13 +187,13 @@ class LakeInspector:
                 "lives": may_be_alive(writer),
                 "since": format_ms(writer.taken_ms),
             },
-            "collections": [
+            collections=[
                 _collection(state.generations(name), holds) for name in state.listed(hidden=hidden)
             ],
-            **_tasks(client, state, now_ms),
-            "holds": holds,
-            "garbage_files": len(state.garbage),
-        }
+            tasks=_tasks(client, state, now_ms),
+            holds=holds,
+            garbage_files=len(state.garbage),
+        )
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -187,57 +257,40 @@ def _collection(generations: list[CollectionState], holds: list[dict[str, Any]])
     }
 
 
-def _tasks(client: Client, state: State, now_ms: int) -> dict[str, list[dict[str, Any]]]:
+def _tasks(client: Client, state: State, now_ms: int) -> list[StoredTask]:
     """Return the last reported status of the sources and materializations."""
-    notes = {
-        name: {"status": {}, **state_of}
-        for name, state_of in source_states(client).items()
-        if "status" in state_of or FAILURE in state_of
-    }
-    return {
-        "sources": [
-            {
-                "source": name,
-                **task_state["status"],
-                "phase": _phase(task_state, state),
-                **_lags(name, task_state, state, now_ms),
-                "error": _task_error(task_state),
-            }
-            for name, task_state in notes.items()
-            if not _is_materialization(task_state)
-        ],
-        "materializations": [
-            {
-                "materialization": name,
-                **task_state["status"],
-                "phase": (phase := _phase(task_state, state)),
+    tasks: list[StoredTask] = []
+    for name, task_state in source_states(client).items():
+        if STATUS not in task_state and FAILURE not in task_state:
+            continue
+        stored = task_state.get(STATUS, {})
+        if _is_materialization(task_state):
+            status = MaterializationStatus.parse(stored)
+            phase = _phase(task_state, status.phase, state)
+            if phase in (STOPPED, PAUSED):
                 # The collections may have advanced since the last report.
-                **({"lag_ms": None} if phase in ("stopped", PAUSED) else {}),
-                "error": _task_error(task_state),
-            }
-            for name, task_state in notes.items()
-            if _is_materialization(task_state)
-        ],
-    }
+                status = status.updated(lag_ms=None)
+            error = _failure(task_state) or status.error_status
+            tasks.append(StoredTask("materialization", name, status.updated(phase=phase), error))
+        else:
+            source = SourceStatus.parse(stored)
+            phase = _phase(task_state, source.phase, state)
+            error = _failure(task_state) or source.error_status
+            source = _with_lag(name, source.updated(phase=phase), state, now_ms)
+            tasks.append(StoredTask("source", name, source, error))
+    return tasks
 
 
-def _phase(task_state: dict[str, Any], state: State) -> str:
+def _phase(task_state: Mapping[str, Any], reported: str, state: State) -> str:
     """Return the last reported phase, unless the task cannot be running."""
     if task_state.get(PAUSED):
         return PAUSED
-    if FAILURE in task_state or not _is_running(state):
-        return "stopped"
-    return str(task_state["status"].get("phase", ""))
+    return STOPPED if FAILURE in task_state or not _is_running(state) else reported
 
 
-def _task_error(task_state: dict[str, Any]) -> dict[str, str] | None:
-    """Return the error that stopped a task, else the one in its status."""
-    error = task_state.get(FAILURE) or task_state["status"].get("error")
-    if not error:
-        return None
-    if isinstance(error, str):
-        return {"message": error, "detail": "", "hint": ""}
-    return {name: error.get(name) or "" for name in ("message", "detail", "hint")}
+def _failure(task_state: Mapping[str, Any]) -> ErrorStatus | None:
+    """Return the error that stopped a task."""
+    return ErrorStatus.parse(task_state.get(FAILURE))
 
 
 def _is_running(state: State) -> bool:
@@ -245,7 +298,7 @@ def _is_running(state: State) -> bool:
     return state.writer is not None and may_be_alive(state.writer)
 
 
-def _is_materialization(task_state: dict[str, Any]) -> bool:
+def _is_materialization(task_state: Mapping[str, Any]) -> bool:
     """Return whether this is the state of a materialization.
 
     A source stores the name of its progress relation first, and its status has a kind.
@@ -253,25 +306,22 @@ def _is_materialization(task_state: dict[str, Any]) -> bool:
     if FAILURE in task_state:
         return bool(task_state[FAILURE]["kind"] == "materialization")
     return RECOVERY in task_state or (
-        PROGRESS_KEY not in task_state and "kind" not in task_state["status"]
+        PROGRESS_KEY not in task_state and "kind" not in task_state[STATUS]
     )
 
 
-def _lags(
-    source: str, task_state: dict[str, Any], state: State, now_ms: int
-) -> dict[str, int | None]:
-    """Return the lag of a source; None where the position of its server is not known.
+def _with_lag(name: str, status: SourceStatus, state: State, now_ms: int) -> SourceStatus:
+    """Return the status with its current lag; None where the position of its server is not known.
 
     The collections are complete up to the last tick. With a backlog that may be now, and the
     position that the source has reached is older.
     """
-    status = task_state["status"]
-    if _phase(task_state, state) in ("stopped", PAUSED) or status.get("connected") is False:
-        return {name: None for name in LAGS if name in status or name == "lag_ms"}
-    remap = state.named(f"{source}_remap")
+    if status.phase in (STOPPED, PAUSED) or status.is_disconnected:
+        return status.without_lag().updated(lag_ms=None)
+    remap = state.named(f"{name}_remap")
     if remap is None or remap.upper == 0:
-        return {"lag_ms": None}
-    return {"lag_ms": max(0, now_ms - (remap.upper - 1), status.get("lag_ms") or 0)}
+        return status.updated(lag_ms=None)
+    return status.updated(lag_ms=max(0, now_ms - (remap.upper - 1), status.lag_ms or 0))
 
 
 def _error(collection: CollectionState) -> dict[str, Any] | None:

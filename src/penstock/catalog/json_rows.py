@@ -21,6 +21,7 @@ from penstock.data.arrow import replace_leaves, with_integer_times
 from penstock.data.codec import BUILT_IN
 from penstock.data.schema import label_of
 from penstock.persist.state import CollectionState
+from penstock.sources.registry import to_text
 
 __all__ = ["encode_line", "rows_of"]
 
@@ -57,9 +58,6 @@ def _source_text(label: str, values: pa.Array) -> list[Any]:
 
     An array is a list if it has one dimension that starts at 1.
     """
-    # Imported here: it loads compiled code that most commands do not need.
-    from penstock.sources.postgres.types import to_text
-
     kind = values.type
     if pa.types.is_struct(kind):
         shapes = values.field("shape")

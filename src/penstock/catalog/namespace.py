@@ -87,8 +87,10 @@ def names_of_source(name: str, section: SourceSection) -> list[RequestedObject]:
         RequestedObject(name, "source"),
         RequestedObject(f"{name}_remap", "collection", owner=name),
     ]
-    if section.kafka is not None and section.kafka.on_bad_record == "set_aside":
-        requested_objects.append(RequestedObject(f"{name}_errors", "collection", owner=name))
+    requested_objects += [
+        RequestedObject(collection, "collection", owner=name)
+        for collection in section.kind.extra_collections(name, section.config)
+    ]
     if section.progress is not None:
         requested_objects.append(RequestedObject(section.progress, "source_progress", owner=name))
     return requested_objects

@@ -17,7 +17,7 @@ from urllib.parse import unquote
 
 from penstock.pipeline.yaml_text import VARIABLE
 from penstock.protocol.redaction import SECRET_NAMES, URL_SCHEME
-from penstock.sources.kafka.properties import is_harmless
+from penstock.sources.registry import harmless_properties
 
 __all__ = ["HIDDEN", "hides_secrets", "objects_without_secrets", "without_secrets"]
 
@@ -33,7 +33,6 @@ _PAIR: Final = re.compile(
 )
 _OF_URL: Final = re.compile(r"(?<=[?&;])([^=&;\s]+)(=)([^&]*)")
 _ONLY_VARIABLES: Final = re.compile(rf"(?i:(?:bearer|basic|token)\s+)?(?:{VARIABLE})+")
-_OF_KAFKA: Final = frozenset({"properties", "reader_properties"})
 _TOKEN_AS_USER: Final = frozenset({"http", "https", "git+https"})
 """URL schemes where a token can be the user name."""
 
@@ -77,11 +76,8 @@ def without_secrets(value: Any, *, is_secret: bool = False, inherited: bool = Tr
 def _below(outer: dict[Any, Any], key: Any, inner: Any, *, is_secret: bool, inherited: bool) -> Any:
     if key == "endpoint" and isinstance(outer.get("connector"), dict):
         return _without_literals(inner)
-    if (
-        key in _OF_KAFKA
-        and isinstance(inner, dict)
-        and isinstance(outer.get("brokers"), str | list)
-    ):
+    is_harmless = harmless_properties(outer, str(key)) if isinstance(inner, dict) else None
+    if is_harmless is not None:
         return {
             name: without_secrets(section, is_secret=not is_harmless(str(name), section))
             for name, section in inner.items()

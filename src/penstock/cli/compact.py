@@ -1,4 +1,4 @@
-"""`penstock compact`: do all upkeep now."""
+"""`penstock compact`: run all maintenance now."""
 
 import sys
 from typing import Annotated, Final
@@ -7,7 +7,7 @@ import typer
 
 from penstock import persist
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.control import Wait, asked, here
+from penstock.cli.control import Wait, local_writer_id, request_owner
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.lake import storage_locations
 from penstock.persist.merge.merger import BigMerges, LazyBigMerges
@@ -15,7 +15,7 @@ from penstock.persist.merge.merger import BigMerges, LazyBigMerges
 __all__ = ["compact"]
 
 CATALOG: Final = "catalog"
-"""As `penstock.catalog.objects` has it, which brings a compiler along."""
+"""Same value as in `penstock.catalog.objects`, which imports a compiler."""
 
 
 def compact(
@@ -24,33 +24,34 @@ def compact(
         str | None,
         typer.Option(
             metavar="ID",
-            help="The id under which to take the writer's lock; by default one of this process.",
+            help="Take the lock with this writer id; the default is unique to this process.",
         ),
     ] = None,
     master: Annotated[
         str | None,
         typer.Option(
             metavar="URL",
-            help="Where Spark runs if a merge needs it: local[*], spark://host:port, "
-            "sc://host:port.",
+            help="Run large merges on this Spark master: local[*], spark://host:port, "
+            "sc://host:port. The default is PENSTOCK_MASTER, then this machine.",
         ),
     ] = None,
     wait: Wait = 600,
     as_json: AsJson = False,
 ) -> None:
-    """Merge batches, write a rollup, delete what nobody needs.
+    """Merge batches, write a rollup, and delete unneeded files.
 
-    A running owner is asked to do it. Else the writer's lock is taken for the while;
-    Spark is started only for a merge that is too big for this process.
+    The running owner executes it. Without an owner, this process takes the lock. Spark starts only
+    for a merge that is too large for this process.
     """
     for url in storage_locations(location):
-        if writer is None and not _is_catalog(url) and asked(url, "compact", wait=wait) is not None:
+        may_have_owner = writer is None and not _is_catalog(url)
+        if may_have_owner and request_owner(url, "compact", wait=wait) is not None:
             if as_json:
                 print(encode_line({"location": url, "by": "its owner"}))
             else:
-                print(f"{url}: its owner has compacted it")
+                print(f"{url}: compacted by its owner")
             continue
-        with persist.open(url, writer=writer or _id_for(url), settings=SETTINGS) as client:
+        with persist.open(url, writer=writer or _writer_id(url), settings=SETTINGS) as client:
             client.delegate_big_merges(_spark(client, master))
             before = _size(client)
             client.compact()
@@ -64,9 +65,9 @@ def compact(
             )
 
 
-def _id_for(url: str) -> str:
-    """One of this process; for the catalog the one that all use, so that nobody is kept out."""
-    return CATALOG if _is_catalog(url) else here("compact")
+def _writer_id(url: str) -> str:
+    """Return an id of this process; for the catalog the shared id, which locks no process out."""
+    return CATALOG if _is_catalog(url) else local_writer_id("compact")
 
 
 def _is_catalog(url: str) -> bool:
@@ -74,17 +75,17 @@ def _is_catalog(url: str) -> bool:
 
 
 def _spark(client: persist.Client, master: str | None) -> LazyBigMerges:
-    """Merges by Spark, which is started for the first merge that needs it."""
+    """Return merges on Spark, which starts with the first merge that needs it."""
 
     def start(collection: str, memory: int) -> BigMerges:
-        # Here, because few runs need it and importing it takes a second.
+        # Imported late: few runs need it, and the import takes a second.
         from penstock.engine.spark import session
         from penstock.spark import compactor
 
-        here = client.reader.settings.merge_bytes
+        limit = client.reader.settings.merge_bytes
         print(
-            f'merging by Spark: collection "{collection}" has {memory} bytes to merge, and this '
-            f"process merges up to {here}",
+            f'merging on Spark: collection "{collection}" has {memory} bytes to merge; the limit '
+            f"of this process is {limit} bytes",
             file=sys.stderr,
         )
         return compactor(session(master=master), client)

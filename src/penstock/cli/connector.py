@@ -1,7 +1,6 @@
-"""`penstock connector`: built-in connectors, and the conformance suite for everybody's.
+"""`penstock connector`: built-in connectors, and the conformance suite for any connector.
 
-What a verb needs is imported when it runs: gRPC and compiled code take a second, which
-no other verb should wait for.
+Each command imports its dependencies when it runs: gRPC and compiled code take a second to load.
 """
 
 import json
@@ -27,29 +26,31 @@ connector = typer.Typer(
     cls=CommandGroup,
     name="connector",
     no_args_is_help=True,
-    help="Built-in connectors, and the conformance suite for any connector.",
+    help="List, serve and check connectors.",
 )
 
 Ca = Annotated[
     Path | None,
-    typer.Option("--tls-ca", metavar="FILE", help="Whose certificates are believed; turns TLS on."),
+    typer.Option(
+        "--tls-ca", metavar="FILE", help="Verify the peer with this CA file. Enables TLS."
+    ),
 ]
 Certificate = Annotated[
     Path | None,
-    typer.Option("--tls-cert", metavar="FILE", help="Our own certificate; turns TLS on."),
+    typer.Option("--tls-cert", metavar="FILE", help="Present this certificate. Enables TLS."),
 ]
 Key = Annotated[
-    Path | None, typer.Option("--tls-key", metavar="FILE", help="The key of our certificate.")
+    Path | None, typer.Option("--tls-key", metavar="FILE", help="Private key of the certificate.")
 ]
 Token = Annotated[
     Path | None,
     typer.Option(
-        "--token-file", metavar="FILE", help="A file with the bearer token that callers must show."
+        "--token-file", metavar="FILE", help="File with the bearer token to require or to send."
     ),
 ]
 Plaintext = Annotated[
     bool,
-    typer.Option("--plaintext", help="Go without TLS, even beyond this machine."),
+    typer.Option("--plaintext", help="Allow connections without TLS beyond this machine."),
 ]
 
 
@@ -66,7 +67,8 @@ def list_connectors(as_json: AsJson = False) -> None:
 @connector.command(cls=Command)
 def spec(
     name: Annotated[
-        str, typer.Argument(metavar="NAME or ADDR", help="A built-in one, or an address.")
+        str,
+        typer.Argument(metavar="NAME or ADDR", help="Name of a built-in connector, or an address."),
     ],
     as_json: AsJson = False,
     ca: Ca = None,
@@ -75,37 +77,42 @@ def spec(
     token: Token = None,
     plaintext: Plaintext = False,
 ) -> None:
-    """Print what can be configured: JSON schemas of endpoint and resource."""
+    """Print the configuration of a connector: JSON schemas of endpoint and resource."""
     from penstock.connectors import BUILT_IN, built_in
     from penstock.materialize import connect
     from penstock.sdk.config import json_schema
 
     if name in BUILT_IN:
-        found = built_in(name)
-        endpoint, resource = json_schema(found.endpoint), json_schema(found.resource)
-        url = found.documentation_url
+        definition = built_in(name)
+        endpoint, resource = json_schema(definition.endpoint), json_schema(definition.resource)
+        url = definition.documentation_url
     elif ":" in name:
         with connect(name, _security(ca, certificate, key, token, plaintext)) as connection:
-            answer = connection.spec()
-        endpoint, resource = answer.endpoint_spec_schema_json, answer.resource_spec_schema_json
-        url = answer.documentation_url
+            response = connection.spec()
+        endpoint, resource = response.endpoint_spec_schema_json, response.resource_spec_schema_json
+        url = response.documentation_url
     else:
-        built_in(name)  # Says which there are.
+        built_in(name)  # Raises an error that lists the names.
         raise AssertionError
-    told: dict[str, Any] = {
+    schemas: dict[str, Any] = {
         "endpoint": json.loads(endpoint),
         "resource": json.loads(resource),
         "documentation": url,
     }
-    print(encode_line(told) if as_json else json.dumps(told, indent=2, ensure_ascii=False))
+    print(encode_line(schemas) if as_json else json.dumps(schemas, indent=2, ensure_ascii=False))
 
 
 @connector.command(cls=Command)
 def serve(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="One of `penstock connector list`.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="A name that `penstock connector list` prints.")
+    ],
     listen: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="host:port, port 0 for a free one; or unix:PATH."),
+        typer.Option(
+            metavar="ADDR",
+            help="Listen on host:port, where port 0 selects a free one, or on unix:PATH.",
+        ),
     ],
     ca: Ca = None,
     certificate: Certificate = None,
@@ -115,18 +122,21 @@ def serve(
     until_stdin_ends: Annotated[
         bool,
         typer.Option(
-            "--until-stdin-ends", help="End with standard input, as when whoever writes it dies."
+            "--until-stdin-ends",
+            help="Also end at the end of standard input, for example when the parent dies.",
         ),
     ] = False,
     warm: Annotated[
         bool,
-        typer.Option("--warm", help="Load compiled code at once, not with the first documents."),
+        typer.Option(
+            "--warm", help="Load compiled code at the start, not with the first documents."
+        ),
     ] = False,
 ) -> None:
-    """Serve a built-in connector, until it is told to end.
+    """Serve a built-in connector until SIGINT or SIGTERM.
 
-    Beyond this machine TLS is needed, or --plaintext. With --tls-ca, callers must show a
-    certificate as well.
+    An address beyond this machine requires TLS, or --plaintext. With --tls-ca, clients must present
+    a certificate.
     """
     from penstock.connectors import built_in
     from penstock.sdk import serve as serve_connector
@@ -135,7 +145,7 @@ def serve(
     stop = threading.Event()
     stop_on_signals(stop)
     if until_stdin_ends:
-        threading.Thread(target=_wait_for_the_end, args=(stop,), daemon=True).start()
+        threading.Thread(target=_stop_at_stdin_end, args=(stop,), daemon=True).start()
     security = _security(ca, certificate, key, token, plaintext)
     with serve_connector(built_in(name), listen, security) as server:
         print(f"connector {name} listens on {server.address}", flush=True)
@@ -148,31 +158,35 @@ def serve(
 def check(
     address: Annotated[
         str | None,
-        typer.Argument(metavar="ADDR", help="Where it listens; none, if FILE has a command."),
+        typer.Argument(metavar="ADDR", help="Address of the connector, unless FILE has a command."),
     ] = None,
     config: Annotated[
-        Path, typer.Option(metavar="FILE", help="Endpoint, resource template, pattern, …")
+        Path,
+        typer.Option(metavar="FILE", help="YAML file with endpoint, resource template, pattern, …"),
     ] = ...,  # type: ignore[assignment]
     only: Annotated[
-        list[str] | None, typer.Option(metavar="CHECK", help="Just this check; repeatable.")
+        list[str] | None,
+        typer.Option(
+            metavar="CHECK", help="Run only this check. Repeatable; by default all checks run."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the conformance suite against a connector, whoever wrote it.
+    """Run the conformance suite against a connector.
 
-    Exit status 1 if a check fails. What could not be tested is listed as skipped.
+    The exit status is 1 if a check fails. Checks that could not run are listed as skipped.
     """
     from penstock.testing import conformance
 
-    with _breaking_off():
+    with _ended_by_signals():
         report = conformance.run(conformance.load(config), address, only=only or ())
     print(report.as_json() if as_json else report.as_table())
     if report.failed:
         raise typer.Exit(1)
 
 
-def _wait_for_the_end(stop: threading.Event) -> None:
-    """Set `stop` when standard input ends, or was never there."""
+def _stop_at_stdin_end(stop: threading.Event) -> None:
+    """Set `stop` when standard input ends or is closed."""
     with suppress(OSError):
         while os.read(0, 4096):
             pass
@@ -180,23 +194,25 @@ def _wait_for_the_end(stop: threading.Event) -> None:
 
 
 @contextmanager
-def _breaking_off() -> Iterator[None]:
-    """Meanwhile, signals that would end the process break off; those that it ignores do not."""
+def _ended_by_signals() -> Iterator[None]:
+    """Raise SystemExit at signals that would end the process; ignored signals stay ignored.
+
+    The exception ends the processes that the block has started.
+    """
     signals = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    deadly = (signal.SIG_DFL, signal.default_int_handler)
-    before = {each: signal.getsignal(each) for each in signals}
-    ours = [each for each in signals if before[each] in deadly]
-    for each in ours:
-        signal.signal(each, _break_off)
+    fatal = (signal.SIG_DFL, signal.default_int_handler)
+    handlers = {number: signal.getsignal(number) for number in signals}
+    changed = [number for number in signals if handlers[number] in fatal]
+    for number in changed:
+        signal.signal(number, _exit_at_signal)
     try:
         yield
     finally:
-        for each in ours:
-            signal.signal(each, before[each])
+        for number in changed:
+            signal.signal(number, handlers[number])
 
 
-def _break_off(number: int, _frame: object) -> None:
-    """End as by an error, so that what was started is ended, too."""
+def _exit_at_signal(number: int, _frame: object) -> None:
     raise SystemExit(128 + number)
 
 
@@ -207,14 +223,14 @@ def _security(
     token: Path | None,
     plaintext: bool,
 ) -> Security:
-    shown = ""
+    bearer_token = ""
     if token is not None:
         try:
-            shown = token.read_text().strip()
+            bearer_token = token.read_text().strip()
         except OSError as error:
             raise UsageError(
-                f'token file "{token}" cannot be read', detail=f"{error.strerror}."
+                f'could not read token file "{token}"', detail=f"{error.strerror}."
             ) from error
-        if not shown:
+        if not bearer_token:
             raise UsageError(f'token file "{token}" is empty')
-    return Security(ca, certificate, key, shown, plaintext)
+    return Security(ca, certificate, key, bearer_token, plaintext)

@@ -1,4 +1,4 @@
-"""A running owner, asked to do something; or the lock, taken to do it here."""
+"""Requests to the running owner of a task, and the lock for commands that run without an owner."""
 
 import os
 import random
@@ -28,74 +28,83 @@ from penstock.persist.store import open_store
 if TYPE_CHECKING:
     from penstock.catalog.objects import Object
 
-__all__ = ["AlreadyDropped", "Place", "Wait", "asked", "here", "place_of"]
+__all__ = [
+    "AlreadyDropped",
+    "TaskLocation",
+    "Wait",
+    "local_writer_id",
+    "locate_task",
+    "request_owner",
+]
 
-Wait = Annotated[int, typer.Option(metavar="SECONDS", help="How long to wait for the answer.")]
+Wait = Annotated[
+    int, typer.Option(metavar="SECONDS", help="Wait this many seconds for the response.")
+]
 
 
 class AlreadyDropped(UsageError):
-    """A source or a materialization was there, and was dropped."""
+    """Error: the source or the materialization was dropped before."""
 
     def __init__(self, location: str, name: str) -> None:
         super().__init__(
             f'"{name}" of location "{location}" was dropped already',
-            hint="To make it anew, start it: penstock up FILE",
+            hint="To create it again, run penstock up FILE.",
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where a source or a materialization is."""
+class TaskLocation:
+    """URLs of a source or a materialization."""
 
     url: str
     """Its storage location."""
 
     lake: str | None
-    """That which it is in; None if there is only the storage location."""
+    """URL of its lake; None for a storage location outside of a lake."""
 
     name: str
 
-    def known(self) -> "list[Object]":
-        """What the catalog of its lake knows of everything."""
-        # Not above: it brings the pipeline's file along, and most verbs do not need it.
+    def known_objects(self) -> "list[Object]":
+        """Return all objects in the catalog of the lake."""
+        # Imported late: it imports the models of the pipeline file, which few commands need.
         from penstock.catalog.objects import known_objects
 
         return [] if self.lake is None else known_objects(self.lake)
 
 
-def place_of(location: str, name: str) -> Place:
-    """Where a source or a materialization is, in a lake or in a storage location of its own.
+def locate_task(location: str, name: str) -> TaskLocation:
+    """Return the URLs of a source or a materialization; `location` is its lake or its own URL.
 
     Raises:
-        UsageError: there is none of that name.
-        AlreadyDropped: there was one.
+        UsageError: it does not exist.
+        AlreadyDropped: it was dropped before.
     """
     if is_storage_location(location):
         url = location
         lake, _, folder = normal(location).rpartition("/")
-        alone = folder != name or lake.endswith((":", "/"))
-        place = Place(url, None if alone else lake, name)
+        is_outside = folder != name or lake.endswith((":", "/"))
+        task = TaskLocation(url, None if is_outside else lake, name)
     else:
-        place = Place(join(location, name), location, name)
-    state = _state(place.url) if is_storage_location(place.url) else None
-    if not _is_there(place, state):
-        if state is not None and not state.names and place.lake is not None:
+        task = TaskLocation(join(location, name), location, name)
+    state = _state(task.url) if is_storage_location(task.url) else None
+    if not _exists(task, state):
+        if state is not None and not state.names and task.lake is not None:
             raise AlreadyDropped(location, name)
         raise UsageError(
             f'location "{location}" has no source or materialization "{name}"',
-            hint=f"See what there is: penstock status {location}",
+            hint=f"List the existing ones with penstock status {location}.",
         )
-    return place
+    return task
 
 
-def _is_there(place: Place, state: State | None) -> bool:
+def _exists(task: TaskLocation, state: State | None) -> bool:
     from penstock.pipeline.file import CATALOG
 
-    if place.name == CATALOG:
+    if task.name == CATALOG:
         return False
-    return (state is not None and f"{place.name}/state" in state.names) or any(
-        each.name == place.name and each.type in ("source", "materialization")
-        for each in place.known()
+    return (state is not None and f"{task.name}/state" in state.names) or any(
+        obj.name == task.name and obj.type in ("source", "materialization")
+        for obj in task.known_objects()
     )
 
 
@@ -120,33 +129,33 @@ def _state(url: str) -> State:
         blob.close()
 
 
-def asked(
-    url: str, verb: str, tables: Sequence[str] = (), *, keep_target: bool = False, wait: int
+def request_owner(
+    url: str, command: str, tables: Sequence[str] = (), *, keep_target: bool = False, wait: int
 ) -> Mapping[str, Any] | None:
-    """Return the answer of the process that runs the task of `url`; None if none runs it.
+    """Return the response of the process that runs the task of `url`; None without such a process.
 
-    An owner that dies before it answers is noticed if it is of this host.
+    The death of an owner before its response is detected if the owner ran on this host.
 
     Raises:
-        UsageError: the request cannot be carried out, or nobody answers.
+        UsageError: the request cannot be executed, or the owner does not respond.
     """
     while (owner := owner_of_task(url)) is not None:
         try:
-            return _ask(owner, url, verb, tables, keep_target=keep_target, wait=wait)
+            return _send(owner, url, command, tables, keep_target=keep_target, wait=wait)
         except OwnerDied:
             print(f"process {owner.pid}, the owner of {url}, has died", file=sys.stderr)
     return None
 
 
-def _ask(
-    owner: Writer, url: str, verb: str, tables: Sequence[str], *, keep_target: bool, wait: int
+def _send(
+    owner: Writer, url: str, command: str, tables: Sequence[str], *, keep_target: bool, wait: int
 ) -> Mapping[str, Any]:
     blob = open_store(url, SETTINGS)
     try:
         with _ended_by_signals():
-            said = send_request(
+            response = send_request(
                 blob,
-                verb,
+                command,
                 tables,
                 keep_target=keep_target,
                 clock=SETTINGS.clock,
@@ -156,14 +165,14 @@ def _ask(
             )
     finally:
         blob.close()
-    if not said["done"]:
-        raise UsageError(said["error"], detail=said["detail"], hint=said["hint"])
-    return said
+    if not response["done"]:
+        raise UsageError(response["error"], detail=response["detail"], hint=response["hint"])
+    return response
 
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end this as an exception does, so that the request is withdrawn."""
+    """Raise SystemExit at SIGTERM and SIGHUP, so the cleanup code withdraws the request."""
 
     def end(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
@@ -171,19 +180,19 @@ def _ended_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {each: signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGHUP)}
-    # What is ignored, as by nohup, stays so.
-    changed = [each for each, was in before.items() if was is not signal.SIG_IGN]
-    for each in changed:
-        signal.signal(each, end)
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    # An ignored signal, as under nohup, stays ignored.
+    changed = [number for number, handler in handlers.items() if handler is not signal.SIG_IGN]
+    for number in changed:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        for each in changed:
-            signal.signal(each, before[each])
+        for number in changed:
+            signal.signal(number, handlers[number])
 
 
-def here(verb: str) -> str:
-    """A writer's id for what is done by this process itself."""
+def local_writer_id(command: str) -> str:
+    """Return the writer id of a command that this process executes itself."""
     # SUBTLE: two runs under one id would take the lock from each other.
-    return f"penstock-{verb}-{socket.gethostname()}-{os.getpid()}"
+    return f"penstock-{command}-{socket.gethostname()}-{os.getpid()}"

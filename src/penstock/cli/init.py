@@ -1,4 +1,4 @@
-"""`penstock init`: a pipeline's file, made from a database."""
+"""`penstock init`: a pipeline file from the tables of a database."""
 
 import re
 import sys
@@ -12,7 +12,7 @@ from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.errors import Problem
-    from penstock.sources.postgres.describing import Candidate, Described
+    from penstock.sources.postgres.discovery import Candidate, Discovery
 
 __all__ = ["init"]
 
@@ -25,121 +25,123 @@ def init(
         str, typer.Argument(metavar="URL", help="postgresql://user:password@host:5432/database")
     ],
     output: Annotated[
-        Path, typer.Option("--output", "-o", metavar="FILE", help="Where to; - prints it.")
+        Path,
+        typer.Option("--output", "-o", metavar="FILE", help="Write to this file; - prints it."),
     ] = Path("penstock.yaml"),
 ) -> None:
-    """Write a commented FILE from a database: its tables, and what it lacks to be followed.
+    """Write a commented pipeline file for the tables of a database.
 
-    The database is only looked at. A password is not written, but asked for as a variable.
+    Comments list missing prerequisites. The database is not changed. The file refers to a password
+    as an environment variable.
     """
+    from penstock.pgclient import connect
     from penstock.sources.postgres.config import PostgresConfig
-    from penstock.sources.postgres.connect import connect
-    from penstock.sources.postgres.describing import look
+    from penstock.sources.postgres.discovery import discover
 
     if url.partition("://")[0] not in KINDS:
         raise UsageError(
-            "cannot make a file from this URL: it is not of a Postgres",
-            detail="It is not shown, for it may hold a password.",
-            hint="Write it like postgresql://user:password@host:5432/database.",
+            "URL is not a Postgres URL",
+            detail="The URL is not printed, because it may contain a password.",
+            hint="Use the form postgresql://user:password@host:5432/database.",
         )
     config = PostgresConfig.parse({"url": url})
     with connect(config.parameters) as connection:
-        described = look(connection, config)
+        described = discover(connection, config)
     source = _name(described.database)
     connection_lines, variables = _connection(config.parameters, source)
     text = "\n".join(_file(described, config.where, source, connection_lines)) + "\n"
     _write(text, output)
-    _tell(described, output, variables)
+    _print_result(described, output, variables)
 
 
 def _file(
-    described: "Described", where: str, source: str, connection: Sequence[str]
+    described: "Discovery", where: str, source: str, connection: Sequence[str]
 ) -> Iterator[str]:
-    yield "# A Penstock pipeline: what is followed, where it is kept, and where it goes."
-    yield _comment(f"Made by penstock init from {where}; change it as you like.")
-    yield "# docs/reference/pipeline-file.md says what each key takes; penstock schema, to editors."
+    yield "# Penstock pipeline: sources, the lake that stores them, and materializations."
+    yield _comment(f"Written by penstock init from {where}; edit it as you like.")
+    yield "# docs/reference/pipeline-file.md describes the keys; penstock schema prints a schema."
     if described.problems:
         yield "#"
-        yield "# Before it can start, the server lacks this:"
+        yield "# Prerequisites that the server does not meet yet:"
         for problem in described.problems:
             yield from _explained(problem, "# - ", "#   ")
     yield ""
     yield "location: file:./penstock-data   # the lake; or s3://bucket/prefix"
-    yield "tick: 1s                         # how often times are sealed"
-    yield "retain: 24h                      # how far back collections can be read"
+    yield "tick: 1s                         # interval between times"
+    yield "retain: 24h                      # history that stays readable"
     yield ""
-    if any(not each.problems for each in described.tables):
+    if any(not table.problems for table in described.tables):
         yield from _body(described, source, connection)
     else:
-        # Without tables, all would be followed, and published, which not every table can bear.
-        yield "# There is no table that can be followed as it is."
+        # Without a list of tables, all tables would be published, and some cannot be.
+        yield "# No table meets the prerequisites."
         yield from (f"# {line}".rstrip() for line in _body(described, source, connection))
 
 
-def _body(described: "Described", source: str, connection: Sequence[str]) -> Iterator[str]:
+def _body(described: "Discovery", source: str, connection: Sequence[str]) -> Iterator[str]:
     yield "sources:"
     yield f"  {source}:"
     yield "    postgres:"
     yield "      connection:"
     yield from (f"        {line}" for line in connection)
-    missing = any(each.message == _NO_PUBLICATION for each in described.problems)
-    made = "see above: it must be created" if missing else "created at the first start, if need be"
-    yield f"      publication: penstock          # {made}"
+    missing = any(problem.message == _NO_PUBLICATION for problem in described.problems)
+    note = "see above: it must be created" if missing else "created at the first start if missing"
+    yield f"      publication: penstock          # {note}"
     yield "      tables:"
-    for each in described.tables:
-        for problem in each.problems:
+    for table in described.tables:
+        for problem in table.problems:
             yield from _explained(problem, "        # Left out: ", "        #   ")
-        for column, why in each.omitted.items():
-            yield _comment(f"column {column} is not replicated: {why}", "        # ")
-        yield f"        {_mark(each)}- {_scalar(str(each.name))}"
+        for column, reason in table.omitted.items():
+            yield _comment(f"column {column} is not replicated: {reason}", "        # ")
+        yield f"        {_mark(table)}- {_scalar(str(table.name))}"
     yield ""
-    keyless = [each for each in described.tables if not each.keyed]
+    keyless = [table for table in described.tables if not table.keyed]
     if keyless:
-        yield "# No primary key tells the rows of these apart; each row as a whole does."
-        # A mapping of which all is commented out would be none.
-        whole = "# " if all(each.problems for each in keyless) else ""
-        yield f"{whole}collections:"
-        for each in keyless:
-            item = f"{_scalar(_collection(source, each))}: {{key: row}}"
-            yield f"{whole}  {'' if whole else _mark(each)}{item}"
+        yield "# These tables have no primary key: the whole row is the key."
+        # A mapping with only comments would be null.
+        mark = "# " if all(table.problems for table in keyless) else ""
+        yield f"{mark}collections:"
+        for table in keyless:
+            item = f"{_scalar(_collection(source, table))}: {{key: row}}"
+            yield f"{mark}  {'' if mark else _mark(table)}{item}"
         yield ""
     yield "materializations:"
     yield f"  {'local' if source != 'local' else 'target'}:"
     yield "    connector: sqlite              # see: penstock connector list"
     yield f"    endpoint: {{path: ./{source}.db}}"
     yield "    bindings:"
-    for each, table in zip(described.tables, _targets(described.tables), strict=True):
-        collection = _scalar(_collection(source, each))
-        item = f"{{collection: {collection}, resource: {{table: {_scalar(table)}}}}}"
-        for conflict in _conflicts(each):
+    for table, name in zip(described.tables, _resource_names(described.tables), strict=True):
+        collection = _scalar(_collection(source, table))
+        item = f"{{collection: {collection}, resource: {{table: {_scalar(name)}}}}}"
+        for conflict in _conflicts(table):
             yield _comment(conflict, "      # ")
-        yield f"      {_mark(each)}- {item}"
+        yield f"      {_mark(table)}- {item}"
 
 
 def _mark(table: "Candidate") -> str:
     return "# " if table.problems else ""
 
 
-def _targets(tables: Sequence["Candidate"]) -> list[str]:
-    """What tables are called in SQLite, which tells names apart by more than case."""
-    names = [each.name.name for each in tables]
+def _resource_names(tables: Sequence["Candidate"]) -> list[str]:
+    """Return the table names in SQLite, which ignores case."""
+    names = [table.name.name for table in tables]
     lower = [name.lower() for name in names]
-    taken: set[str] = set()
-    targets = []
-    for each, name in zip(tables, names, strict=True):
+    used: set[str] = set()
+    resources = []
+    for table, name in zip(tables, names, strict=True):
         if lower.count(name.lower()) > 1 or name.lower().startswith(("sqlite_", "flow_")):
-            name = f"{each.name.schema}_{name}"
-        number, plain = 1, name
-        while name.lower() in taken:
+            name = f"{table.name.schema}_{name}"
+        number, prefix = 1, name
+        while name.lower() in used:
             number += 1
-            name = f"{plain}_{number}"
-        taken.add(name.lower())
-        targets.append(name)
-    return targets
+            name = f"{prefix}_{number}"
+        used.add(name.lower())
+        resources.append(name)
+    return resources
 
 
 def _conflicts(table: "Candidate") -> Iterator[str]:
-    """Yield a line about each set of columns that SQLite cannot tell apart."""
+    """Yield a line for each set of columns whose names are equal in SQLite."""
     by_name: dict[str, list[str]] = {}
     for column in table.columns:
         by_name.setdefault(column.encode().lower().decode(), []).append(column)
@@ -158,8 +160,8 @@ def _collection(source: str, table: "Candidate") -> str:
 
 
 def _connection(parameters: Mapping[str, str], source: str) -> tuple[list[str], list[str]]:
-    """The lines of a connection, and the variables in place of its secrets."""
-    from penstock.sources.postgres.config import SECRETS
+    """Return the lines of a connection, and the variables that replace its secrets."""
+    from penstock.pgclient import SECRETS
 
     lines, variables = [], []
     for name, value in parameters.items():
@@ -172,7 +174,7 @@ def _connection(parameters: Mapping[str, str], source: str) -> tuple[list[str], 
 
 
 def _name(database: str) -> str:
-    """What to call a source of this database."""
+    """Return a name for a source of this database."""
     name = re.sub(r"[^A-Za-z0-9_-]", "_", database)[:50]
     return name if re.match("[A-Za-z_]", name) else f"db_{name}"
 
@@ -182,16 +184,16 @@ _NUMBER: Final = re.compile("[1-9][0-9]{0,9}")
 
 
 def _scalar(text: str) -> str:
-    """`text` as YAML has it within a list or mapping on one line, and without variables in it."""
+    """Return `text` as a YAML scalar for a flow collection, with variables escaped."""
     from penstock.pipeline.yaml_text import escape
 
     style = None if text.isprintable() else '"'
     import yaml
 
-    made = yaml.safe_dump(
+    dumped = yaml.safe_dump(
         [escape(text)], default_flow_style=True, default_style=style, width=1 << 30
     )
-    return made.strip()[1:-1]
+    return dumped.strip()[1:-1]
 
 
 def _explained(problem: "Problem", first: str, second: str) -> Iterator[str]:
@@ -200,9 +202,9 @@ def _explained(problem: "Problem", first: str, second: str) -> Iterator[str]:
 
 
 def _comment(text: str, start: str = "# ") -> str:
-    """Names may hold what ends a line, or what YAML takes nowhere."""
-    unfit = "\N{REPLACEMENT CHARACTER}"
-    return start + "".join(each if each.isprintable() else unfit for each in text)
+    """Return a comment line. Characters that end a line or are invalid in YAML are replaced."""
+    replacement = "\N{REPLACEMENT CHARACTER}"
+    return start + "".join(char if char.isprintable() else replacement for char in text)
 
 
 def _write(text: str, output: Path) -> None:
@@ -214,37 +216,39 @@ def _write(text: str, output: Path) -> None:
             file.write(text)
     except FileExistsError as error:
         raise UsageError(
-            f'file "{output}" is there already, and is left as it is',
-            hint="Name another with --output, or print it with --output -.",
+            f'file "{output}" already exists',
+            hint="Use another name with --output, or print the file with --output -.",
         ) from error
     except OSError as error:
         raise UsageError(
-            f'file "{output}" cannot be written',
+            f'could not write file "{output}"',
             detail=f"{error.strerror}.",
-            hint="Name another with --output.",
+            hint="Use another name with --output.",
         ) from error
 
 
-def _tell(described: "Described", output: Path, variables: Sequence[str]) -> None:
+def _print_result(described: "Discovery", output: Path, variables: Sequence[str]) -> None:
     printed = output == STDOUT
     stream = sys.stderr if printed else sys.stdout
-    left_out = sum(bool(each.problems) for each in described.tables)
-    told = f"{len(described.tables) - left_out} tables to follow"
+    left_out = sum(bool(table.problems) for table in described.tables)
+    summary = f"{len(described.tables) - left_out} tables to replicate"
     if left_out:
-        told += f", {left_out} left out, with what to do about them"
-    print(told if printed else f"wrote {output}: {told}", file=stream)
+        summary += f", {left_out} left out; the file lists the reasons"
+    print(summary if printed else f"wrote {output}: {summary}", file=stream)
     for table in described.tables:
-        for column, why in table.omitted.items():
+        for column, reason in table.omitted.items():
             name = _comment(f"{table.name}.{column}", "")
-            print(f"column {name} is not replicated: {why}", file=stream)
+            print(f"column {name} is not replicated: {reason}", file=stream)
         for conflict in _conflicts(table):
             print(_comment(conflict, ""), file=stream)
     if left_out == len(described.tables):
-        print("do what the file says, and make it anew", file=stream)
+        print("run the statements in the file, then run init again", file=stream)
         return
     print("next:", file=stream)
     if described.problems:
-        print("  do what stands at the top of the file: the server is not ready", file=stream)
+        print(
+            "  meet the prerequisites at the top of the file: the server is not ready", file=stream
+        )
     for name in variables:
-        print(f"  export {name}=…   # as it is, without the % codes of a URL", file=stream)
+        print(f"  export {name}=…   # verbatim, without URL encoding", file=stream)
     print(f"  penstock up {'FILE' if printed else output}", file=stream)

@@ -1,4 +1,4 @@
-"""Log lines: the phrase, and its fields after it; or one JSON object a line, for machines."""
+"""Formats of log lines: the event and its fields as text, or one JSON object per line."""
 
 import json
 import logging
@@ -18,22 +18,22 @@ LEVELS: Final = ("debug", "info", "warning", "error")
 
 
 class FieldsFormatter(logging.Formatter):
-    """Appends the fields of a line (`telemetry.fields`) as `key=value`."""
+    """Formatter that appends the fields of a line (`telemetry.fields`) as `key=value`."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - logging's name.
-        """The line, before any traceback."""
+        """Return the line, without a traceback."""
         fields: dict[str, object] = getattr(record, "fields", {})
-        told = (f"{name}={_plain(str(value))}" for name, value in fields.items())
-        return " ".join([super().formatMessage(record), *told])
+        pairs = (f"{name}={_quote(str(value))}" for name, value in fields.items())
+        return " ".join([super().formatMessage(record), *pairs])
 
 
 class JsonFormatter(logging.Formatter):
-    """A line as one object: time, level, room, message, and the fields beside them."""
+    """Formatter of a JSON object: time, level, logger, message, and the fields."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """The line."""
+        """Return the line."""
         fields: dict[str, object] = getattr(record, "fields", {})
-        said = {
+        line = {
             **{name: _json(value) for name, value in fields.items()},
             "time_ms": int(record.created * 1_000),
             "level": record.levelname.lower(),
@@ -41,18 +41,18 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False)
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line, ensure_ascii=False)
 
 
 def log_to_stderr() -> None:
-    """Show warnings and worse on standard error, unless the environment says otherwise.
+    """Log to standard error, in the format and from the level of the environment variables.
 
     Raises:
-        UsageError: it says what does not exist.
+        UsageError: the value of a variable is invalid.
     """
-    style = _chosen(FORMAT, ("text", "json"), "text")
-    level = _chosen(LEVEL, LEVELS, "warning")
+    style = _read_choice(FORMAT, ("text", "json"), "text")
+    level = _read_choice(LEVEL, LEVELS, "warning")
     handler = logging.StreamHandler()
     handler.setFormatter(
         JsonFormatter()
@@ -82,29 +82,30 @@ def only_errors_if(condition: Callable[[], bool]) -> Iterator[None]:
 
 
 def _is_not_from_py4j(record: logging.LogRecord) -> bool:
-    """Return whether a record is not one of py4j, which logs each call that a dead JVM cut off.
+    """Return whether a record is not from py4j, which logs each call that a dead JVM interrupts.
 
-    The end of the JVM is reported once, by the task that it failed. SUBTLE: py4j logs a cut
-    call with the root logger, so the name of the logger does not tell.
+    The task that fails reports the end of the JVM once. SUBTLE: py4j logs an interrupted call with
+    the root logger, so the name of the logger is no criterion.
     """
     return "py4j" not in Path(record.pathname).parts
 
 
-def _chosen(variable: str, choices: tuple[str, ...], default: str) -> str:
-    said = os.environ.get(variable, default).lower()
-    if said not in choices:
+def _read_choice(variable: str, choices: tuple[str, ...], default: str) -> str:
+    value = os.environ.get(variable, default).lower()
+    if value not in choices:
         raise UsageError(
-            f'variable {variable} is "{said}"', hint=f"Set it to one of {', '.join(choices)}."
+            f'value "{value}" of variable {variable} is invalid',
+            hint=f"Set it to one of {', '.join(choices)}.",
         )
-    return said
+    return value
 
 
 def _json(value: object) -> object:
     return value if isinstance(value, str | int | float | bool | None) else str(value)
 
 
-def _plain(value: str) -> str:
-    """As it is, or in quotes if one could not tell where it ends."""
+def _quote(value: str) -> str:
+    """Return the value, in quotes if its end would be ambiguous."""
     if value and value.isprintable() and not set(value) & set(' "='):
         return value
     return json.dumps(value, ensure_ascii=False)

@@ -1,10 +1,11 @@
-"""`penstock`: the verbs, and how they end.
+"""`penstock`: the command line and its exit statuses.
 
-Exit status 0 only on success. An error is told as a person needs it (what
-happened, what is known, what to do) on standard error, without a traceback;
-exit status 1, or 3 if another process has taken its place. A call that cannot
-be understood exits with 2. Whoever reads the
-output may go away, as in `penstock tail … | head`: that is success.
+| Status | Meaning                                                                              |
+|--------|--------------------------------------------------------------------------------------|
+| 0      | success, also if the reader of the output ends, as in `penstock tail … | head`       |
+| 1      | error; message, detail and hint are on standard error, without a traceback           |
+| 2      | invalid command line                                                                 |
+| 3      | another process has taken over                                                       |
 """
 
 import sys
@@ -22,7 +23,7 @@ from penstock.cli.init import init
 from penstock.cli.log_format import log_to_stderr
 from penstock.cli.materialize import materialize
 from penstock.cli.options import Command, CommandGroup
-from penstock.cli.output import OutputFailed, give_up_output, watch_output
+from penstock.cli.output import OutputFailed, discard_output, watch_output
 from penstock.cli.pause import pause, resume
 from penstock.cli.plan import plan
 from penstock.cli.read import read
@@ -35,6 +36,7 @@ from penstock.cli.tail import tail
 from penstock.cli.up import up
 from penstock.cli.verify import verify
 from penstock.errors import Fenced, PenstockError
+from penstock.extras import missing_extra
 
 __all__ = ["app", "main"]
 
@@ -44,21 +46,21 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Moves changing data from where it is made to where it is used, exactly once.",
+    help="Replicate changing data from operational systems, exactly once.",
 )
-for verb in (
+for command in (
     *(demo, init, schema, plan),
     *(up, ingest, materialize),
     *(status, read, tail),
     *(pause, resume, resync, drop),
     *(compact, verify, release),
 ):
-    app.command(cls=Command)(verb)
+    app.command(cls=Command)(command)
 app.add_typer(connector)
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(f"penstock {__version__}")
         raise typer.Exit
 
@@ -85,30 +87,42 @@ def main() -> None:
         status = _run()
         sys.stdout.flush()
     except OutputFailed as failed:
-        give_up_output()
-        if failed.reader_gone:
+        discard_output()
+        if failed.is_broken_pipe:
             status = 0
         else:
             status = 1
             print("error: could not write to standard output", file=sys.stderr)
-            print(f"detail: The system says: {failed}.", file=sys.stderr)
+            print(f"detail: {failed}.", file=sys.stderr)
     exit_in_time(status if isinstance(status, int) else int(status is not None))
     sys.exit(status)
 
 
 def _run() -> str | int | None:
-    """The exit status of the verb."""
+    """Run the command and return its exit status."""
     try:
         log_to_stderr()
         app()
     except PenstockError as error:
-        print(f"error: {error}", file=sys.stderr)
-        for note in getattr(error, "__notes__", []):
-            print(note, file=sys.stderr)
-        return FENCED if isinstance(error, Fenced) else 1
+        return _report(error)
+    except ModuleNotFoundError as error:
+        extra = missing_extra(error)
+        if extra is None:
+            raise
+        return _report(extra)
     except SystemExit as end:
         return end.code
     return 0
+
+
+def _report(error: PenstockError) -> int:
+    """Print an error and return its exit status."""
+    # In a pipe standard output is buffered: the error follows the output that it refers to.
+    try:
+        sys.stdout.flush()
+    finally:
+        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+    return FENCED if isinstance(error, Fenced) else 1
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""`penstock materialize`: collections into the endpoints that a file names."""
+"""`penstock materialize`: run the materializations of a file."""
 
-from penstock.cli.run_options import follows
+from penstock.cli.run_options import run_command
 
 __all__ = ["materialize"]
 
 
-@follows("materialization")
+@run_command("materialization")
 def materialize() -> None:
-    """Follow the collections that FILE binds into their endpoints, exactly once.
+    """Run the materializations of FILE, exactly once if the endpoint supports it.
 
-    Stops cleanly on SIGINT and SIGTERM; started again, it goes on where it was.
+    SIGINT and SIGTERM stop it cleanly; the next start resumes.
     """

@@ -1,4 +1,4 @@
-"""Arguments that several verbs take, and what they mean."""
+"""Arguments and settings that several commands share."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -21,7 +21,7 @@ __all__ = [
     "Task",
 ]
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's file.")]
+File = Annotated[Path, typer.Argument(metavar="FILE", help="Pipeline file.")]
 Location = Annotated[
     str,
     typer.Argument(
@@ -35,16 +35,16 @@ AsOf = Annotated[
     str,
     typer.Option(
         metavar="T",
-        help="Epoch milliseconds, RFC 3339, a relative time such as '10 minutes ago', earliest or "
-        "latest.",
+        help="Read as of this time: epoch milliseconds, RFC 3339, a relative time such as "
+        "'10 minutes ago', earliest or latest.",
     ),
 ]
 Hold = Annotated[
     bool,
     typer.Option(
         "--hold/--no-hold",
-        help="Keep history from being compacted away while reading; --no-hold leaves no trace "
-        "and needs only permission to read.",
+        help="Hold the history while reading it; --no-hold writes nothing and needs only read "
+        "permission.",
     ),
 ]
 AsJson = Annotated[
@@ -53,11 +53,11 @@ AsJson = Annotated[
 ]
 
 SETTINGS = persist.Settings(patience_ms=60_000)
-"""Someone is waiting at a terminal: a store that stays away is an error after a minute."""
+"""Settings of interactive commands: an unavailable store is an error after a minute."""
 
 
 class _FlagsWithoutType:
-    """Shows no `<bool>` next to a flag in --help: a flag takes no value."""
+    """Mixin that omits `<bool>` next to a flag in --help: a flag takes no value."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return all parameters, --help included."""
@@ -69,8 +69,8 @@ class _FlagsWithoutType:
 
 
 class Command(_FlagsWithoutType, TyperCommand):
-    """A command of `penstock`."""
+    """Command of `penstock`."""
 
 
 class CommandGroup(_FlagsWithoutType, TyperGroup):
-    """`penstock` itself, or a command that has commands."""
+    """Group of commands: `penstock`, or a command with subcommands."""

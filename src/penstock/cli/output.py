@@ -1,7 +1,7 @@
-"""Standard output that may fail: whoever reads it has gone, or the disk is full.
+"""Errors of standard output: a closed pipe, or a full disk.
 
-Click takes a broken pipe for its own affair and exits with 1, and an `OSError`
-does not say whose it is; so trouble with the output has an error of its own.
+Click handles a broken pipe itself and exits with 1, and an `OSError` does not name its file.
+Therefore errors of standard output have a class of their own.
 """
 
 import errno
@@ -9,15 +9,15 @@ import io
 import os
 import sys
 
-__all__ = ["OutputFailed", "give_up_output", "watch_output"]
+__all__ = ["OutputFailed", "discard_output", "watch_output"]
 
 
 class OutputFailed(Exception):
-    """Standard output takes no more."""
+    """Error: standard output could not be written."""
 
     def __init__(self, error: OSError) -> None:
         super().__init__(os.strerror(error.errno or 0))
-        self.reader_gone = error.errno == errno.EPIPE
+        self.is_broken_pipe = error.errno == errno.EPIPE
 
 
 class _Output(io.TextIOWrapper):
@@ -36,17 +36,17 @@ class _Output(io.TextIOWrapper):
 
 def watch_output() -> None:
     """Make standard output raise `OutputFailed` where it would raise `OSError`."""
-    before = sys.stdout
+    original = sys.stdout
     sys.stdout = _Output(
-        open(before.fileno(), "wb", closefd=False),  # noqa: SIM115 - a handle, kept open.
-        encoding=before.encoding,
-        errors=before.errors,
-        line_buffering=before.isatty(),
+        open(original.fileno(), "wb", closefd=False),  # noqa: SIM115 - stays open
+        encoding=original.encoding,
+        errors=original.errors,
+        line_buffering=original.isatty(),
     )
 
 
-def give_up_output() -> None:
-    """Throw away what waits, or the interpreter would try it again and say so as it ends."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.close(nowhere)
+def discard_output() -> None:
+    """Discard buffered output, which the interpreter would write again at exit."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)

@@ -1,8 +1,8 @@
-"""`penstock pause` and `penstock resume`: a task that rests, and goes on."""
+"""`penstock pause` and `penstock resume`: pause a task, and resume it."""
 
 from penstock import persist
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.control import Wait, asked, here, place_of
+from penstock.cli.control import Wait, local_writer_id, locate_task, request_owner
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.state_store import PAUSED, StateStore
 
@@ -10,26 +10,26 @@ __all__ = ["pause", "resume"]
 
 
 def pause(location: Location, name: Task, wait: Wait = 60, as_json: AsJson = False) -> None:
-    """Let a source or a materialization rest, also when it is started again, until resumed.
+    """Pause a source or a materialization until it is resumed, across restarts.
 
-    What is durable stays readable. A paused source's slot keeps the server's log from being
-    removed; a paused materialization keeps history from being compacted away.
+    Durable data stays readable. The slot of a paused source retains WAL on the server; a paused
+    materialization retains history. Both grow.
     """
-    _tell("pause", location, name, wait, as_json=as_json)
+    _request("pause", location, name, wait, as_json=as_json)
 
 
 def resume(location: Location, name: Task, wait: Wait = 60, as_json: AsJson = False) -> None:
-    """Let a source or a materialization go on that was paused, or had stopped with an error."""
-    _tell("resume", location, name, wait, as_json=as_json)
+    """Resume a source or a materialization that was paused, or that stopped with an error."""
+    _request("resume", location, name, wait, as_json=as_json)
 
 
-def _tell(verb: str, location: str, name: str, wait: int, *, as_json: bool) -> None:
-    url = place_of(location, name).url
-    running = asked(url, verb, wait=wait) is not None
+def _request(command: str, location: str, name: str, wait: int, *, as_json: bool) -> None:
+    url = locate_task(location, name).url
+    running = request_owner(url, command, wait=wait) is not None
     if not running:
-        with persist.open(url, writer=here(verb), settings=SETTINGS) as client:
-            StateStore(client, name).put({PAUSED: True if verb == "pause" else None})
+        with persist.open(url, writer=local_writer_id(command), settings=SETTINGS) as client:
+            StateStore(client, name).put({PAUSED: True if command == "pause" else None})
     if as_json:
-        print(encode_line({"name": name, "done": verb, "running": running}))
+        print(encode_line({"name": name, "done": command, "running": running}))
     else:
-        print(f"{name}: {verb}d" + ("" if running else "; it does not run now"))
+        print(f"{name}: {command}d" + ("" if running else "; no process runs it"))

@@ -1,4 +1,4 @@
-"""`penstock plan`: what a file would change, and nothing done."""
+"""`penstock plan`: print the changes of a file without making them."""
 
 import sys
 
@@ -11,15 +11,16 @@ __all__ = ["plan"]
 
 
 def plan(file: File, as_json: AsJson = False) -> None:
-    """Show what `penstock up FILE` would create, alter, backfill, drop, or refuse and why.
+    """Print what `penstock up FILE` would create, alter, backfill, drop or refuse.
 
-    Connects to all sources and endpoints and changes nothing. Exits with 1 if there is a problem.
+    Connects to all sources and endpoints and changes nothing. The exit status is 1 if there is a
+    problem.
     """
-    from penstock.engine.checking import planned
+    from penstock.engine.preflight import plan_file
 
-    found = planned(file)
+    changes = plan_file(file)
     if as_json:
-        for change in found:
+        for change in changes:
             print(
                 encode_line(
                     {
@@ -32,14 +33,14 @@ def plan(file: File, as_json: AsJson = False) -> None:
                     }
                 )
             )
-    elif not found:
+    elif not changes:
         print("nothing changes")
-    for change in () if as_json else found:
+    for change in () if as_json else changes:
         print_change(change, sys.stdout)
-    if not as_json and any(change.action == "drop" for change in found):
-        print(f"what it drops it drops only if allowed to: penstock up {file} --allow-drop")
-    if problems := [change for change in found if change.is_problem]:
+    if not as_json and any(change.action == "drop" for change in changes):
+        print(f"drops require the option --allow-drop: penstock up {file} --allow-drop")
+    if problems := [change for change in changes if change.is_problem]:
         raise UsageError(
             f"plan has {len(problems)} problem{'s' if problems[1:] else ''}",
-            hint="Change the file, or what it names, as the hint of each problem says.",
+            hint="Follow the hint of each problem.",
         )

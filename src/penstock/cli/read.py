@@ -19,28 +19,28 @@ def read(
     hold: Hold = True,
     as_json: AsJson = True,
 ) -> None:
-    """Print the rows as of a time, one JSON object a line."""
+    """Print the rows of a collection as of a time, one JSON object per line."""
     bindings = find_progress_view(location, collection, hold=hold, settings=SETTINGS)
     if bindings is not None:
         _read_bindings(*bindings, as_of)
         return
-    client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
+    client, handle = find_collection(location, collection, hold=hold, settings=SETTINGS)
     with client:
-        found, moment = find_generation(found, as_of)
-        snapshot = found.snapshot(moment)
-        for _, count, row in rows_of(snapshot.arrow(), found.state):
+        handle, time = find_generation(handle, as_of)
+        snapshot = handle.snapshot(time)
+        for _, count, row in rows_of(snapshot.arrow(), handle.state):
             if count < 0:
                 raise InternalError(
-                    f'collection "{collection}" holds {count} of a row as of {moment}',
-                    detail="It was retracted more often than it was written.",
-                    hint="Look at its changes with penstock tail to see when.",
+                    f'collection "{collection}" contains a row {count} times as of {time}',
+                    detail="The row was retracted more often than it was inserted.",
+                    hint="Find the time with penstock tail.",
                 )
             for _ in range(count):
                 sys.stdout.write(encode_line(row) + "\n")
 
 
 def _read_bindings(client: Client, bindings: ProgressView, as_of: str) -> None:
-    """Each row once: what is counted there are offsets."""
+    """Print each row once: the diffs of remap bindings are offsets."""
     with client:
         rows = bindings.as_of(bindings.time_of(as_of))
         for row in rows.to_pylist():

@@ -1,4 +1,4 @@
-"""`penstock release`: give up a dead writer's lock."""
+"""`penstock release`: release the lock of a dead writer."""
 
 from penstock import persist
 from penstock.catalog.json_rows import encode_line
@@ -13,7 +13,7 @@ __all__ = ["release"]
 
 
 def release(location: Location, as_json: AsJson = False) -> None:
-    """Release the writer's lock; a writer that lives after all is fenced and stops."""
+    """Release the lock of a dead writer. A live writer is fenced and stops."""
     urls = [*map(normal, storage_locations(location))]
     if len(urls) > 1:
         urls = _urls_to_release(location, urls)
@@ -30,19 +30,21 @@ def release(location: Location, as_json: AsJson = False) -> None:
 
 
 def _urls_to_release(location: str, urls: list[str]) -> list[str]:
-    """Return the storage locations of a lake to release: of dead writers, else of the only one.
+    """Return the storage locations to release: those with dead writers, else the only locked one.
 
-    Not every writer of a lake dies at once, and one that may run is not stopped unless it is
-    named.
+    A writer that may be alive is not stopped unless its location is given.
     """
     holders = [(url, holder) for url in urls if (holder := owner_of(url)) is not None]
     if dead := [url for url, holder in holders if is_dead(holder.process)]:
         return dead
     if len(holders) > 1:
-        told = [f'{url} by "{each.id}", process {each.pid} on {each.host}' for url, each in holders]
+        locks = [
+            f'{url} by "{holder.id}", process {holder.pid} on {holder.host}'
+            for url, holder in holders
+        ]
         raise UsageError(
             f'lake "{location}" has {len(holders)} locked storage locations',
-            detail=f"Locked are: {'; '.join(told)}.",
-            hint=f"Release one by its own address, for example penstock release {holders[0][0]}",
+            detail=f"Locked: {'; '.join(locks)}.",
+            hint=f"Release one of them by its URL, for example penstock release {holders[0][0]}",
         )
     return urls

@@ -1,11 +1,11 @@
-"""`penstock resync`: compare a source's tables with upstream, and mend what differs."""
+"""`penstock resync`: compare tables of a source with upstream, and correct the differences."""
 
 from typing import Annotated
 
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.control import Wait, asked, place_of
+from penstock.cli.control import Wait, locate_task, request_owner
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError
 
@@ -19,37 +19,39 @@ def resync(
         list[str] | None,
         typer.Argument(
             metavar="TABLE",
-            help="Tables, as schema.table; parts with a dot in double quotes. By default all.",
+            help="Tables, as schema.table, by default all; quote a part with a dot.",
         ),
     ] = None,
     wait: Wait = 600,
     as_json: AsJson = False,
 ) -> None:
-    """Compare tables with their collections as of one moment, and mend the differences.
+    """Compare tables with their collections as of one time, and correct the differences.
 
-    The running owner of the source does it and answers; only rows that differ
-    are written, at one time. An errored table can be read again from then on.
+    The running owner of the source executes it. Only rows that differ are written, at one time. An
+    errored table is readable again from that time on.
     """
-    url = place_of(location, source).url
-    tables = [_canonical(each) for each in tables or ()]
-    said = asked(url, "resync", tables, wait=wait)
-    if said is None:
+    url = locate_task(location, source).url
+    tables = [_canonical(table) for table in tables or ()]
+    response = request_owner(url, "resync", tables, wait=wait)
+    if response is None:
         raise UsageError(
-            f'nobody runs source "{source}" of location "{location}", so it cannot be compared',
-            hint="Start it with penstock up FILE, and ask again.",
+            f'source "{source}" of location "{location}" is not running',
+            detail="Only the process that runs a source can compare its tables.",
+            hint="Start the source with penstock up FILE, then repeat the command.",
         )
-    # Owners of an older version do not tell how much they mended.
-    left, mended = said["left"], said.get("mended")
+    # Owners of an older version do not report the number of corrected rows.
+    left, corrected = response["left"], response.get("mended")
     if as_json:
-        told = {"source": source, "tables": tables, "done": True, "left": left}
-        print(encode_line({**told, "mended": mended}))
+        result = {"source": source, "tables": tables, "done": True, "left": left}
+        print(encode_line({**result, "mended": corrected}))
     else:
-        print(f"{source}: compared and mended{_how_much(mended)}")
+        print(f"{source}: compared{_describe_count(corrected)}")
     if left:
         raise UsageError(
-            f'source "{source}" has tables that were not mended: {", ".join(left)}',
+            f'tables of source "{source}" were not compared: {", ".join(left)}',
             detail=" ".join(f"{error.rstrip('.')}." for error in left.values()),
-            hint="Do what each of them asks for, or wait for its copy; then resync it by name.",
+            hint="Correct the cause of each, or wait for its initial snapshot. Then resync these "
+            "tables.",
         )
 
 
@@ -60,7 +62,5 @@ def _canonical(table: str) -> str:
     return str(TableName.parse(table))
 
 
-def _how_much(mended: int | None) -> str:
-    if mended is None:
-        return ""
-    return f"; {mended} rows had to go or come" if mended else "; no row differed"
+def _describe_count(corrected: int | None) -> str:
+    return "" if corrected is None else f", {corrected} rows corrected"

@@ -1,4 +1,4 @@
-"""What `up`, `ingest` and `materialize` have in common: their options, and how they run."""
+"""Options and run of `up`, `ingest` and `materialize`."""
 
 import sys
 import threading
@@ -9,129 +9,143 @@ import typer
 
 from penstock.cli.log_format import only_errors_if
 from penstock.cli.options import AsJson, File
-from penstock.cli.progress import Teller
+from penstock.cli.progress import ProgressPrinter
 from penstock.cli.signals import stop_in_time, stop_on_signals
 
 if TYPE_CHECKING:
     from penstock.catalog.diff import Change
     from penstock.catalog.objects import Type
     from penstock.errors import Fenced
-    from penstock.pipeline.supervisor import Supervisor
+    from penstock.supervisor import Supervisor
 
-__all__ = ["follows", "print_change"]
+__all__ = ["print_change", "run_command"]
 
-Verb: TypeAlias = Callable[..., None]
+CommandFunction: TypeAlias = Callable[..., None]
 
 Once = Annotated[
     bool,
     typer.Option(
-        "--once", help="End when all that was upstream at the start has come as far as FILE says."
+        "--once",
+        help="Exit when all data that was upstream at the start is delivered.",
     ),
 ]
 For = Annotated[
     int | None,
-    typer.Option("--for", metavar="SECONDS", help="End so long after the first row."),
+    typer.Option(
+        "--for",
+        metavar="SECONDS",
+        help="Exit this many seconds after the first row is delivered; by default do not exit.",
+    ),
 ]
 Master = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="Where Spark runs: local[*], spark://host:port."),
+    typer.Option(
+        metavar="URL",
+        help="Use this Spark master: local[*], spark://host:port. The default is "
+        "PENSTOCK_MASTER, then this machine.",
+    ),
 ]
 Http = Annotated[
     str,
     typer.Option(
         metavar="ADDR",
-        help="Where the page is served: 127.0.0.1:8080; or none. Beyond this machine it asks for "
-        "the token in PENSTOCK_HTTP_TOKEN.",
+        help="Serve the status page at this address; none serves no page. An address beyond this "
+        "machine requires a token in PENSTOCK_HTTP_TOKEN.",
     ),
 ]
 AllowDrop = Annotated[
     bool,
     typer.Option(
-        "--allow-drop", help="Drop what FILE leaves out, and what a backfill must drop or remove."
+        "--allow-drop",
+        help="Drop objects that FILE omits, and data that a backfill must drop or delete.",
     ),
 ]
 TakeOver = Annotated[
     bool,
     typer.Option(
         "--take-over",
-        help="Replace a running process of this host that has the same writer id. It ends.",
+        help="Replace a running process of this host with the same writer id. That process ends.",
     ),
 ]
 
 
-def follows(*types: "Type", http: str = "none") -> Callable[[Callable[[], None]], Verb]:
-    """Make a verb of a function, which follows what a file says of these types of objects.
+def run_command(
+    *types: "Type", http: str = "none"
+) -> Callable[[Callable[[], None]], CommandFunction]:
+    """Return a decorator that makes a command to run these types of objects of a file.
 
-    The function gives its name and its docstring. `http` is where the page is served
-    unless the option says it.
+    The decorated function provides the name and the docstring. `http` is the default address of
+    the status page.
     """
-    page_at = http
+    default_address = http
 
-    def verb(
+    def command(
         file: File,
         once: Once = False,
         for_seconds: For = None,
         master: Master = None,
-        http: Http = page_at,
+        http: Http = default_address,
         allow_drop: AllowDrop = False,
         take_over: TakeOver = False,
         as_json: AsJson = False,
     ) -> None:
-        # Sources bring a compiler along, which no other verb should wait for.
-        from penstock.engine import up
+        # Imported late: sources import a compiler, which is slow to load.
+        from penstock.engine import apply
         from penstock.pipeline import load
-        from penstock.web.embedded import page_beside
+        from penstock.web.embedded import embedded_page
 
         stop = threading.Event()
         stop_on_signals(stop)
-        teller = Teller(stop, for_seconds, as_json=as_json)
+        printer = ProgressPrinter(stop, for_seconds, as_json=as_json)
         pipeline = load(file)
-        # Before the page: the process that runs has its address.
-        up.check_not_running(pipeline, types, take_over=take_over)
+        # Before the status page: a running process uses its address.
+        apply.check_not_running(pipeline, types, take_over=take_over)
         started: list[Supervisor] = []
 
         def unfinished() -> list[str]:
-            return [line for running in started for line in running.unfinished()]
+            return [line for supervisor in started for line in supervisor.unfinished()]
 
-        def served(url: str) -> None:
+        def print_url(url: str) -> None:
             if not as_json:
-                sys.stderr.write(f"the page is at {url}\n")
+                sys.stderr.write(f"status page: {url}\n")
 
         def fenced() -> "Fenced | None":
-            return next((error for running in started if (error := running.fenced())), None)
+            return next((error for supervisor in started if (error := supervisor.fenced())), None)
 
         with (
             stop_in_time(stop, unfinished, fenced),
             # The tasks of a fenced process fail for no other reason.
             only_errors_if(lambda: fenced() is not None),
-            page_beside(pipeline.location, http, served=served, await_address=take_over) as page,
+            embedded_page(
+                pipeline.location, http, served=print_url, await_address=take_over
+            ) as page,
         ):
 
-            def told(running: "Supervisor") -> None:
-                started.append(running)
-                teller.start(running)
-                page.watch(running)
+            def watch(supervisor: "Supervisor") -> None:
+                started.append(supervisor)
+                printer.start(supervisor)
+                page.watch(supervisor)
 
-            ran = up.run(
+            ran = apply.run(
                 file,
                 types=types,
                 once=once,
                 stop=stop,
-                told=told,
-                changes=lambda found: None if as_json else _tell_changes(found),
+                on_start=watch,
+                on_changes=lambda changes: None if as_json else _print_changes(changes),
                 master=master,
-                spark_starts=lambda: None if as_json else _tell_spark(),
+                spark_starts=lambda: None if as_json else _print_spark_start(),
                 allow_drop=allow_drop,
                 take_over=take_over,
             )
             if not ran and not as_json:
-                sys.stderr.write("that is dropped, and the file has nothing to run\n")
+                sys.stderr.write("dropped; the file has no tasks to run\n")
 
-    def named(function: Callable[[], None]) -> Verb:
-        verb.__name__, verb.__doc__ = function.__name__, function.__doc__
-        return verb
+    def decorate(function: Callable[[], None]) -> CommandFunction:
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return command
 
-    return named
+    return decorate
 
 
 def print_change(change: "Change", stream: TextIO) -> None:
@@ -142,10 +156,10 @@ def print_change(change: "Change", stream: TextIO) -> None:
             stream.write(f"  {label}: {text}\n".replace("\n", "\n  ", text.count("\n")))
 
 
-def _tell_changes(found: "Sequence[Change]") -> None:
-    for change in found:
+def _print_changes(changes: "Sequence[Change]") -> None:
+    for change in changes:
         print_change(change, sys.stderr)
 
 
-def _tell_spark() -> None:
-    sys.stderr.write("Spark starts; this takes some seconds\n")
+def _print_spark_start() -> None:
+    sys.stderr.write("starting Spark; this takes some seconds\n")

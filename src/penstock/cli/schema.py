@@ -1,4 +1,4 @@
-"""`penstock schema`: what a pipeline's file may say, for editors."""
+"""`penstock schema`: JSON schema of the pipeline file."""
 
 import json
 
@@ -6,14 +6,14 @@ __all__ = ["schema"]
 
 
 def schema() -> None:
-    """Print the JSON schema of a pipeline's file, for editors to complete and check it."""
-    # Connectors bring gRPC along, which no other verb should wait for.
+    """Print the JSON schema of the pipeline file, for completion and checks in an editor."""
+    # Imported late: connectors import gRPC, which is slow to load.
     from penstock.connectors import BUILT_IN, built_in
     from penstock.pipeline.json_schema import json_schema
 
-    found = {name: built_in(name) for name in BUILT_IN}
-    connectors = {
-        name: (each.endpoint.model_json_schema(), each.resource.model_json_schema())
-        for name, each in found.items()
+    connectors = {name: built_in(name) for name in BUILT_IN}
+    schemas = {
+        name: (connector.endpoint.model_json_schema(), connector.resource.model_json_schema())
+        for name, connector in connectors.items()
     }
-    print(json.dumps(json_schema(connectors), indent=2, ensure_ascii=False))
+    print(json.dumps(json_schema(schemas), indent=2, ensure_ascii=False))

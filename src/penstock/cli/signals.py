@@ -17,7 +17,7 @@ __all__ = ["FENCED", "exit_in_time", "stop_in_time", "stop_on_signals"]
 FENCED: Final = 3
 """Exit status of a fenced process: a supervisor must not start it again."""
 
-RESUMES: Final = "What is durable stays; the next start resumes from it."
+RESUMES: Final = "Durable data is intact; the next start resumes from it."
 
 BURST_MS: Final = 1_000
 """Signals this soon after the first one count as one: a terminal and a supervisor may both send."""
@@ -26,10 +26,10 @@ BURST_MS: Final = 1_000
 def stop_on_signals(stop: threading.Event) -> None:
     """Set `stop` at SIGINT or SIGTERM; a second signal, after a second, ends the process at once.
 
-    SUBTLE: not by the handlers. They run in the main thread alone, amid whatever it does, and
-    would wait for a lock that is held there; and if it waits for a lock itself, and the system
-    gave the signal to another thread, they do not run at all. Below them the interpreter
-    writes the number of the signal into a pipe at once, and a thread waits for that.
+    SUBTLE: signal handlers cannot do this. They run only in the main thread, at any point of its
+    code. They would block on a lock that the main thread holds. They do not run while the main
+    thread waits for a lock and the system delivers the signal to another thread. The interpreter
+    writes the number of each signal to a pipe at once, and a thread reads that pipe.
     """
     receiver, sender = os.pipe()
     os.set_blocking(sender, False)
@@ -45,8 +45,8 @@ def stop_on_signals(stop: threading.Event) -> None:
 
     threading.Thread(target=wait, name="signals", daemon=True).start()
     signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
-    for each in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(each, lambda *_: None)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
 
 
 @contextmanager
@@ -57,8 +57,8 @@ def stop_in_time(
 ) -> Iterator[None]:
     """End the process if the block still runs when the stop deadline after `stop` has passed.
 
-    `unfinished` names what the process could not finish. A `fenced` process reports that error
-    and exits with its status.
+    `unfinished` names the tasks that the process could not finish. A `fenced` process reports that
+    error and exits with its status.
     """
     done = threading.Event()
     timeout_s = stop_timeout_s()

@@ -1,4 +1,4 @@
-"""`penstock status`: what is there, how far it has come, what holds it back."""
+"""`penstock status`: writers, collections, holds and task status of a lake."""
 
 from typing import Annotated
 
@@ -15,15 +15,16 @@ def status(
     location: Location,
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also show hidden collections, which sources keep."),
+        typer.Option("--all", help="Also print the hidden collections of sources."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show writers, collections with since and upper, holds, and what each waits for."""
-    found = inspect_lake(location, SETTINGS, hidden=everything)
+    """Print writers, collections with since and upper, holds, and the status of tasks."""
+    locations = inspect_lake(location, SETTINGS, hidden=everything)
     if as_json:
-        print(encode_line({"location": location, "storage_locations": found}))
+        statuses = [status.to_json() for status in locations]
+        print(encode_line({"location": location, "storage_locations": statuses}))
         return
-    from penstock.cli.status_table import shown
+    from penstock.cli.status_table import render
 
-    print(shown(found), end="")
+    print(render(locations), end="")

@@ -1,4 +1,4 @@
-"""`penstock tail`: the changes of a collection, as they become complete."""
+"""`penstock tail`: the changes of a collection when their times are complete."""
 
 import sys
 from typing import Annotated, Any
@@ -25,36 +25,37 @@ def tail(
     until: Annotated[
         str | None,
         typer.Option(
-            metavar="T", help="Stop before this time, in the forms of --as-of; without it, follow."
+            metavar="T",
+            help="Stop before this time, in the forms of --as-of; by default do not stop.",
         ),
     ] = None,
     snapshot: Annotated[
         bool,
         typer.Option(
             "--snapshot/--no-snapshot",
-            help="Begin with the contents as of T.",
+            help="Print the contents as of T first.",
         ),
     ] = True,
     progress: Annotated[
         bool,
-        typer.Option("--progress", help="Also say how far it has come, in mz_progressed lines."),
+        typer.Option("--progress", help="Also print progress, in mz_progressed lines."),
     ] = False,
     hold: Hold = True,
     as_json: AsJson = True,
 ) -> None:
-    """Print changes, one JSON object a line: mz_timestamp, mz_diff, then the columns."""
+    """Print changes, one JSON object per line: mz_timestamp, mz_diff, then the columns."""
     bindings = find_progress_view(location, collection, hold=hold, settings=SETTINGS)
     if bindings is None:
-        client, found = find_collection(location, collection, hold=hold, settings=SETTINGS)
+        client, handle = find_collection(location, collection, hold=hold, settings=SETTINGS)
     else:
-        client, found = bindings[0], bindings[1].remap
+        client, handle = bindings[0], bindings[1].remap
     with client:
-        end = None if until is None else time_of(until, found.state)
+        end = None if until is None else time_of(until, handle.state)
         if bindings is None:
-            found, start = find_generation(found, as_of)
+            handle, start = find_generation(handle, as_of)
         else:
             start = bindings[1].time_of(as_of)
-        state = found.state
+        state = handle.state
         if end is not None and end < start:
             raise UsageError(
                 f"tail cannot end before {describe_time(end)} and begin as of "
@@ -62,25 +63,25 @@ def tail(
                 hint="Give --until a time at or after --as-of.",
             )
         if as_of == "latest" and state.upper == 0:
-            # Nothing is complete yet: begin before the first time there is.
+            # No time is complete yet: begin before the first time.
             start, snapshot = -1, False
-        names = found.schema.names
-        followed = None
+        names = handle.schema.names
+        follower = None
         if bindings is not None and bindings[1].derived:
             names = [name for name in bindings[1].schema.names if name != TIME]
-            followed = ProgressFollower(bindings[1], start)
+            follower = ProgressFollower(bindings[1], start)
         if progress and start >= 0:
             _print(_line(start, None, dict.fromkeys(names), progressed=True))
-        with found.listen(start, snapshot=snapshot) as listener:
+        with handle.listen(start, snapshot=snapshot) as listener:
             while end is None or listener.frontier < end or (snapshot and start < end):
                 changes = listener.next_changes(timeout_ms=None)
                 if changes is None:
                     continue
-                rows = changes.arrow() if followed is None else followed.to_progress(changes)
+                rows = changes.arrow() if follower is None else follower.to_progress(changes)
                 if end is not None:
                     rows = rows.filter(pc.less(rows.column(TIME), end))
-                for moment, diff, row in rows_of(rows, found.state):
-                    _print(_line(moment, diff, row, progressed=False if progress else None))
+                for time, diff, row in rows_of(rows, handle.state):
+                    _print(_line(time, diff, row, progressed=False if progress else None))
                 if isinstance(changes, Snapshot):
                     snapshot = False
                 elif progress:
@@ -89,8 +90,8 @@ def tail(
                 sys.stdout.flush()
 
 
-def _line(moment: int, diff: int | None, row: dict[str, Any], *, progressed: bool | None) -> str:
-    line: dict[str, Any] = {TIME: moment}
+def _line(time: int, diff: int | None, row: dict[str, Any], *, progressed: bool | None) -> str:
+    line: dict[str, Any] = {TIME: time}
     if progressed is not None:
         line[PROGRESSED] = progressed
     line[DIFF] = diff

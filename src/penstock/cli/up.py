@@ -1,13 +1,13 @@
-"""`penstock up`: a whole file, validated, applied and followed."""
+"""`penstock up`: validate, apply and run a file."""
 
-from penstock.cli.run_options import follows
+from penstock.cli.run_options import run_command
 
 __all__ = ["up"]
 
 
-@follows("source", "materialization", http="127.0.0.1:8080")
+@run_command("source", "materialization", http="127.0.0.1:8080")
 def up() -> None:
-    """Validate FILE, apply what it changes, then follow: sources, upkeep, materializations.
+    """Validate FILE, apply its changes, then run its sources and materializations.
 
-    Stops cleanly on SIGINT and SIGTERM; started again, it goes on where it was.
+    SIGINT and SIGTERM stop it cleanly; the next start resumes.
     """

@@ -1,4 +1,4 @@
-"""`penstock verify`: the checksum walk."""
+"""`penstock verify`: check every object of a storage location."""
 
 import typer
 
@@ -12,7 +12,10 @@ __all__ = ["verify"]
 
 
 def verify(location: Location, as_json: AsJson = False) -> None:
-    """Read every object, check it, name what is damaged; exit 1 if anything is."""
+    """Read and check every object, and list damaged objects.
+
+    The exit status is 1 if an object is damaged.
+    """
     sound = True
     for url in storage_locations(location):
         blob = open_store(url, SETTINGS)
@@ -22,7 +25,7 @@ def verify(location: Location, as_json: AsJson = False) -> None:
             blob.close()
         sound = sound and report.sound
         if as_json:
-            damage = [{"object": each.key, "reason": each.reason} for each in report.damage]
+            damage = [{"object": entry.key, "reason": entry.reason} for entry in report.damage]
             print(
                 encode_line(
                     {
@@ -35,8 +38,8 @@ def verify(location: Location, as_json: AsJson = False) -> None:
                 )
             )
             continue
-        for each in report.damage:
-            print(f'damaged: object "{each.key}" of location "{report.location}": {each.reason}')
+        for entry in report.damage:
+            print(f'damaged: object "{entry.key}" of location "{report.location}": {entry.reason}')
         verdict = "all sound" if report.sound else f"{len(report.damage)} damaged"
         print(f"{report.location}: {report.objects} objects, {report.bytes} bytes, {verdict}")
     if not sound:

@@ -74,7 +74,7 @@ def plan_contents(contents: Contents, options: BatchOptions) -> list[Task]:
             try:
                 return _plan(client, contents, as_of, options)
             except SinceError:
-                collection = client.reader.look().collections.get(contents.collection)
+                collection = client.reader.refresh().collections.get(contents.collection)
                 if (
                     options.as_of != "earliest"
                     or not options.hold

@@ -239,7 +239,7 @@ class Follower:
             client.close()
 
     def _read_state(self) -> tuple[State, CollectionState]:
-        state = self._client.reader.look()
+        state = self._client.reader.refresh()
         collection = state.collections.get(self._streamed.collection)
         if collection is None:
             raise UsageError(

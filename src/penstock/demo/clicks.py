@@ -19,22 +19,22 @@ from typing import Any, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from penstock.demo.repeated_action import RepeatedAction
 from penstock.demo.shop import CUSTOMERS, PRODUCTS
-from penstock.demo.steady import Steady
 from penstock.engine.jars import jars_folder, kafka_jars
 from penstock.errors import UsageError
-from penstock.testing.kafka import KafkaBroker
+from penstock.servers.kafka import KafkaBroker
 
 __all__ = [
     "COLUMNS",
     "PARTITIONS",
     "TOPIC",
-    "Clicking",
-    "Sent",
-    "broker_beside",
-    "committed",
-    "ends",
-    "jars_to_fetch",
+    "ClickCounts",
+    "ClickTraffic",
+    "background_broker",
+    "committed_clicks",
+    "end_offsets",
+    "missing_jars_note",
     "open_topic",
 ]
 
@@ -47,18 +47,18 @@ PAGES: Final = ("/", "/basket", "/search?q=水車", "/help")
 ABORTED: Final = 0.2
 """Share of transactions that are aborted."""
 
-PATIENCE_S: Final = 30.0
+TIMEOUT_S: Final = 30.0
 
 Row = tuple[str | None, ...]
 
 
-def jars_to_fetch() -> str:
+def missing_jars_note() -> str:
     """Return a note on the downloads of the first start; empty if nothing is missing."""
-    return "" if jars_folder().exists() else "; jars of Kafka are fetched first, 54 MB"
+    return "" if jars_folder().exists() else "; the jars of Kafka (54 MB) are downloaded first"
 
 
 @contextmanager
-def broker_beside(folder: Path) -> Iterator[KafkaBroker]:
+def background_broker(folder: Path) -> Iterator[KafkaBroker]:
     """Start a broker in the background of the block, and end it with the block.
 
     Raises:
@@ -80,7 +80,7 @@ def open_topic(broker: KafkaBroker) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
+class ClickCounts:
     """Numbers of clicks in committed and in aborted visits."""
 
     clicks: int = 0
@@ -88,37 +88,37 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Clicking(Steady):
+class ClickTraffic(RepeatedAction):
     """Visits of the shop; `url` contains the addresses of the brokers."""
 
-    sent: Sent = Sent()
+    counts: ClickCounts = ClickCounts()
 
     @contextmanager
-    def _acting(self) -> Iterator[Callable[[], None]]:
+    def _connect(self) -> Iterator[Callable[[], None]]:
         try:
-            plain = Producer(_client(self.url))
-            careful = Producer({**_client(self.url), "transactional.id": "shop"})
-            careful.init_transactions(PATIENCE_S)
-            yield lambda: self._visit(plain, careful)
+            producer = Producer(_client(self.url))
+            transactional = Producer({**_client(self.url), "transactional.id": "shop"})
+            transactional.init_transactions(TIMEOUT_S)
+            yield lambda: self._visit(producer, transactional)
         except KafkaException as error:
             raise UsageError(
-                "clicks on the shop have ended", detail=f"Kafka says: {error.args[0].str()}"
+                "could not send clicks to Kafka", detail=f"Kafka reports: {error.args[0].str()}"
             ) from error
 
-    def _visit(self, plain: Producer, careful: Producer) -> None:
-        clicks = self.chance.randint(1, 5)
-        was = self.sent
-        if self.chance.random() < 0.2:
-            self._click(plain, clicks)
+    def _visit(self, producer: Producer, transactional: Producer) -> None:
+        clicks = self.rng.randint(1, 5)
+        previous = self.counts
+        if self.rng.random() < 0.2:
+            self._click(producer, clicks)
         else:
-            careful.begin_transaction()
-            self._click(careful, clicks)
-            if self.chance.random() < ABORTED:
-                careful.abort_transaction(PATIENCE_S)
-                self.sent = Sent(was.clicks, was.aborted + clicks)
+            transactional.begin_transaction()
+            self._click(transactional, clicks)
+            if self.rng.random() < ABORTED:
+                transactional.abort_transaction(TIMEOUT_S)
+                self.counts = ClickCounts(previous.clicks, previous.aborted + clicks)
                 return
-            careful.commit_transaction(PATIENCE_S)
-        self.sent = Sent(was.clicks + clicks, was.aborted)
+            transactional.commit_transaction(TIMEOUT_S)
+        self.counts = ClickCounts(previous.clicks + clicks, previous.aborted)
 
     def _click(self, producer: Producer, clicks: int) -> None:
         """Send this many clicks and wait until each is acknowledged.
@@ -126,61 +126,64 @@ class Clicking(Steady):
         An abort would drop clicks that are not sent yet.
         """
         failed: list[KafkaError] = []
-        customer = self.chance.randint(1, CUSTOMERS)
+        customer = self.rng.randint(1, CUSTOMERS)
         for _ in range(clicks):
             producer.produce(
                 TOPIC,
-                json.dumps(_click_of(customer, self.chance), ensure_ascii=False),
-                partition=self.chance.randrange(PARTITIONS),
+                json.dumps(_make_click(customer, self.rng), ensure_ascii=False),
+                partition=self.rng.randrange(PARTITIONS),
                 on_delivery=lambda error, _: failed.append(error) if error else None,
             )
-        if producer.flush(PATIENCE_S):
+        if producer.flush(TIMEOUT_S):
             raise KafkaException(KafkaError(KafkaError._MSG_TIMED_OUT))
         if failed:
             raise KafkaException(failed[0])
 
 
-def ends(brokers: str) -> dict[int, int]:
+def end_offsets(brokers: str) -> dict[int, int]:
     """Return the end offset of each partition. There must be no concurrent producer."""
     with _consumer(brokers) as consumer:
-        found = {}
+        offsets = {}
         for partition in range(PARTITIONS):
-            place = TopicPartition(TOPIC, partition)
-            watermarks = consumer.get_watermark_offsets(place, timeout=PATIENCE_S)
+            watermarks = consumer.get_watermark_offsets(
+                TopicPartition(TOPIC, partition), timeout=TIMEOUT_S
+            )
             if watermarks is None:
-                raise _silent()
-            found[partition] = watermarks[1]
-        return found
+                raise _no_response()
+            offsets[partition] = watermarks[1]
+        return offsets
 
 
-def committed(brokers: str) -> Counter[Row]:
+def committed_clicks(brokers: str) -> Counter[Row]:
     """Return all committed clicks: their columns, partition and offset."""
-    found: Counter[Row] = Counter()
+    clicks: Counter[Row] = Counter()
     unread = set(range(PARTITIONS))
     with _consumer(brokers) as consumer:
         consumer.assign([TopicPartition(TOPIC, partition, 0) for partition in unread])
         while unread:
-            message = consumer.poll(PATIENCE_S)
+            message = consumer.poll(TIMEOUT_S)
             if message is None:
-                raise _silent()
+                raise _no_response()
             error = message.error()
             if error is None:
                 click = json.loads(message.value() or b"")
                 row = (*map(click.get, COLUMNS), message.partition(), message.offset())
-                found[tuple(None if value is None else str(value) for value in row)] += 1
+                clicks[tuple(None if value is None else str(value) for value in row)] += 1
             elif error.code() == KafkaError._PARTITION_EOF:
                 unread.discard(message.partition() or 0)
             else:
-                raise UsageError("clicks cannot be read", detail=f"Kafka says: {error.str()}")
-    return found
+                raise UsageError(
+                    "could not read clicks from Kafka", detail=f"Kafka reports: {error.str()}"
+                )
+    return clicks
 
 
-def _click_of(customer: int, chance: random.Random) -> dict[str, Any]:
+def _make_click(customer: int, rng: random.Random) -> dict[str, Any]:
     """Return a click on a product or on another page."""
-    if chance.random() < 0.5:
-        product = chance.randint(1, PRODUCTS)
+    if rng.random() < 0.5:
+        product = rng.randint(1, PRODUCTS)
         return {"customer": customer, "page": f"/product/{product}", "product": product}
-    return {"customer": customer, "page": chance.choice(PAGES), "product": None}
+    return {"customer": customer, "page": rng.choice(PAGES), "product": None}
 
 
 @contextmanager
@@ -205,20 +208,22 @@ def _client(brokers: str) -> dict[str, Any]:
     return {"bootstrap.servers": brokers, "log_level": 0}
 
 
-def _silent() -> UsageError:
-    return UsageError("clicks cannot be read", detail=f"Kafka was silent for {PATIENCE_S:g} s.")
+def _no_response() -> UsageError:
+    return UsageError(
+        "could not read clicks from Kafka", detail=f"Kafka did not respond within {TIMEOUT_S:g} s."
+    )
 
 
 def main() -> None:
     """Fetch the missing jars of a broker; print the option, or the reason why it fails."""
-    if fetched := jars_to_fetch():
-        sys.stderr.write(f"the demo follows a topic, too{fetched} …\n")
+    if note := missing_jars_note():
+        sys.stderr.write(f"the demo has a Kafka topic{note} …\n")
     try:
         kafka_jars()
         KafkaBroker().close()
     except UsageError as missing:
-        more = "`penstock demo --kafka` says what to do"
-        sys.stderr.write(f"without Kafka: {missing}; {more}\n")
+        more = "`penstock demo --kafka` prints a hint"
+        sys.stderr.write(f"the demo runs without Kafka: {missing}; {more}\n")
     else:
         sys.stdout.write("--kafka\n")
 

@@ -20,11 +20,11 @@ import pyarrow as pa
 from penstock import persist
 from penstock.data import DIFF
 from penstock.data.schema import label_of
-from penstock.demo.clicks import COLUMNS, TOPIC, Sent, committed
-from penstock.demo.shop import BOOKS, TABLES, Books, Made, what_is_wrong
+from penstock.demo.clicks import COLUMNS, TOPIC, ClickCounts, committed_clicks
+from penstock.demo.shop import BOOKS, TABLES, Books, ChangeCounts, describe_imbalance
 from penstock.ingest.progress_views import find_progress_view
 from penstock.persist.lake import find_collection, time_of
-from penstock.sources.postgres.types import to_text
+from penstock.sources.registry import to_text
 
 __all__ = [
     "FEWEST_ROWS",
@@ -41,7 +41,7 @@ __all__ = [
 ]
 
 FEWEST_ROWS: Final = 1_000
-SHOWN: Final = 3
+MAX_REPORTED: Final = 3
 """Maximum number of reported differences per table."""
 
 Row = tuple[str | None, ...]
@@ -75,7 +75,7 @@ class Compared:
     deletes: int
     inserts: int
     transactions: int
-    """Number of upstream changes while the target was following."""
+    """Number of upstream changes during replication."""
 
     first_row_s: float
     looks: int
@@ -101,14 +101,14 @@ class Compared:
         if self.rows < FEWEST_ROWS:
             return f"only {self.rows} rows were compared, fewer than {FEWEST_ROWS}"
         if not self.updates:
-            return "no row was updated while the target followed"
+            return "no row was updated during replication"
         if not self.deletes:
-            return "no row was deleted while the target followed"
+            return "no row was deleted during replication"
         if self.clicks is not None and not (self.clicks and self.aborted):
             return f"{self.clicks} clicks were committed and {self.aborted} aborted"
         return ""
 
-    def told(self) -> Mapping[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the result as a JSON object."""
         return {
             "first_row_s": self.first_row_s,
@@ -129,64 +129,64 @@ def compare(
     places: Places,
     as_of: int,
     *,
-    made: Made,
-    sent: Sent | None = None,
+    changes: ChangeCounts,
+    clicks_sent: ClickCounts | None = None,
     first_row_s: float = 0.0,
     looks: int = 0,
     torn: str = "",
 ) -> Compared:
     """Compare source, collections and target, which must have reached `as_of`.
 
-    There must be no concurrent writer. `made` counts the changes while the target was following,
-    `sent` the clicks sent to the topic. `torn` describes unbalanced books that one of the `looks`
-    at the target found; it is empty if there were none.
+    There must be no concurrent writer. `changes` counts the changes during replication,
+    `clicks_sent` the clicks sent to the topic. `looks` is the number of checks of the books in the
+    target, and `torn` describes the imbalance that one of them found; empty if there was none.
     """
     rows, clicks, differences = 0, None, list[str]()
     with (
         psycopg.connect(places.postgres, autocommit=True) as source,
         closing(sqlite3.connect(places.sqlite)) as target,
-        closing(sqlite3.connect(":memory:")) as kept,
+        closing(sqlite3.connect(":memory:")) as copy,
     ):
         source.execute("SET TimeZone = 'UTC'; SET DateStyle = 'ISO'")
         for table, columns in TABLES.items():
-            there = rows_in_postgres(source, table, columns)
+            upstream = rows_in_postgres(source, table, columns)
             stored = rows_in_collection(places.lake, places.collection(table), columns, as_of)
             written = rows_in_sqlite(target, table, columns)
-            rows += there.total()
-            differences += _differences(table, columns, "Postgres", there, stored, written)
-            kept.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
+            rows += upstream.total()
+            differences += _differences(table, columns, "Postgres", upstream, stored, written)
+            copy.execute(f"CREATE TABLE {table} ({', '.join(columns)})")
             marks = ", ".join("?" * len(columns))
-            kept.executemany(f"INSERT INTO {table} VALUES ({marks})", stored.elements())
+            copy.executemany(f"INSERT INTO {table} VALUES ({marks})", stored.elements())
         if places.brokers is not None:
             columns = (*COLUMNS, "_partition", "_offset")
-            there = committed(places.brokers)
+            upstream = committed_clicks(places.brokers)
             stored = rows_in_collection(places.lake, TOPIC, columns, as_of)
             written = rows_in_sqlite(target, TOPIC, columns)
-            clicks = there.total()
-            differences += _differences(TOPIC, columns, "the topic", there, stored, written)
+            clicks = upstream.total()
+            differences += _differences(TOPIC, columns, "the topic", upstream, stored, written)
         (books,) = source.execute(BOOKS.encode()).fetchall()
         sides = {
             "Postgres": books,
-            "the collections": kept.execute(BOOKS).fetchone(),
+            "the collections": copy.execute(BOOKS).fetchone(),
             "SQLite": target.execute(BOOKS).fetchone(),
         }
     for side, books in sides.items():
-        if wrong := what_is_wrong(books):
-            differences.append(f"the books of {side} do not add up: {wrong}")
+        if imbalance := describe_imbalance(books):
+            differences.append(f"the books of {side} do not balance: {imbalance}")
     if torn:
-        differences.append(f"the books of SQLite did not add up while it followed: {torn}")
+        differences.append(f"the books of SQLite did not balance during replication: {torn}")
     return Compared(
         as_of=as_of,
         rows=rows,
-        updates=made.updates,
-        deletes=made.deletes,
-        inserts=made.inserts,
-        transactions=made.transactions,
+        updates=changes.updates,
+        deletes=changes.deletes,
+        inserts=changes.inserts,
+        transactions=changes.transactions,
         first_row_s=first_row_s,
         looks=looks,
         differences=tuple(differences),
         clicks=clicks,
-        aborted=0 if sent is None else sent.aborted,
+        aborted=0 if clicks_sent is None else clicks_sent.aborted,
     )
 
 
@@ -209,18 +209,18 @@ def time_at(places: Places, lsn: int, ends: Mapping[int, int] | None = None) -> 
         return time
     clicks_time, rows = _progress(places, TOPIC)
     bound = {row["partition"]: row["offset"] for row in rows}
-    come = all(bound.get(partition, 0) >= end for partition, end in ends.items())
-    return max(time, clicks_time) if come else None
+    has_reached = all(bound.get(partition, 0) >= end for partition, end in ends.items())
+    return max(time, clicks_time) if has_reached else None
 
 
 def _progress(places: Places, source: str) -> tuple[int, Sequence[Mapping[str, Any]]]:
     """Return the latest time of a source, and its remap bindings as of that time."""
-    found = find_progress_view(
+    view = find_progress_view(
         places.lake, f"{source}_progress", hold=False, settings=persist.Settings()
     )
-    if found is None:
+    if view is None:
         return 0, ()
-    client, bindings = found
+    client, bindings = view
     with client:
         latest = time_of("latest", bindings.remap.state)
         return latest, bindings.as_of(latest).to_pylist()
@@ -250,10 +250,10 @@ def rows_in_collection(lake: str, name: str, columns: Sequence[str], as_of: int)
     """Return the rows of a collection as of a time, each value as its source prints it."""
     client, collection = find_collection(lake, name, hold=False, settings=persist.Settings())
     with client:
-        found = collection.snapshot(as_of).arrow()
+        snapshot = collection.snapshot(as_of).arrow()
     stored: Counter[Row] = Counter()
-    texts = [_texts(found, column) for column in columns]
-    for count, *row in zip(found.column(DIFF).to_pylist(), *texts, strict=True):
+    texts = [_texts(snapshot, column) for column in columns]
+    for count, *row in zip(snapshot.column(DIFF).to_pylist(), *texts, strict=True):
         stored[tuple(row)] += count
     return stored
 
@@ -276,21 +276,21 @@ def _texts(table: pa.Table, name: str) -> list[str | None]:
 def _differences(
     table: str,
     columns: Sequence[str],
-    upstream: str,
-    there: Counter[Row],
+    upstream_name: str,
+    upstream: Counter[Row],
     stored: Counter[Row],
     written: Counter[Row],
 ) -> Iterable[str]:
     """Yield a description of missing and of unexpected rows."""
-    only = f"has, and {upstream} has not,"
-    for what, where, rows in (
-        ("lacks", "the collection", there - stored),
-        (only, "the collection", stored - there),
-        ("lacks", "SQLite", there - written),
-        (only, "SQLite", written - there),
+    unexpected = f"has, and {upstream_name} does not have,"
+    for verb, place, rows in (
+        ("is missing", "the collection", upstream - stored),
+        (unexpected, "the collection", stored - upstream),
+        ("is missing", "SQLite", upstream - written),
+        (unexpected, "SQLite", written - upstream),
     ):
-        for row in list(rows)[:SHOWN]:
+        for row in list(rows)[:MAX_REPORTED]:
             values = (f"{c}={v!s:.40}" for c, v in zip(columns, row, strict=True))
-            yield f"{table}: {where} {what} {', '.join(values)}"
-        if len(rows) > SHOWN:
-            yield f"{table}: {where} {what} {len(rows) - SHOWN} more rows"
+            yield f"{table}: {place} {verb} {', '.join(values)}"
+        if len(rows) > MAX_REPORTED:
+            yield f"{table}: {place} {verb} {len(rows) - MAX_REPORTED} more rows"

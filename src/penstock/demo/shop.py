@@ -15,17 +15,26 @@ from typing import Final
 import psycopg
 from psycopg.types.json import Jsonb
 
-from penstock.demo.steady import Steady
+from penstock.demo.repeated_action import RepeatedAction
 from penstock.errors import UsageError
 
-__all__ = ["BOOKS", "TABLES", "UNITS", "Books", "Made", "Traffic", "open_shop", "what_is_wrong"]
+__all__ = [
+    "BOOKS",
+    "TABLES",
+    "UNITS",
+    "Books",
+    "ChangeCounts",
+    "Traffic",
+    "describe_imbalance",
+    "open_shop",
+]
 
 CUSTOMERS: Final = 600
 PRODUCTS: Final = 120
 STOCK: Final = 10_000
 ORDERS: Final = 800
 LINES: Final = 2
-MOST_ORDERS: Final = 5_000
+MAX_ORDERS: Final = 5_000
 """Order count above which cancellations balance new orders, to bound a demo that runs for days."""
 
 TABLES: Final[Mapping[str, tuple[str, ...]]] = {
@@ -105,17 +114,17 @@ lines in quadratic time, so the first value is computed without a join.
 Books = tuple[int, int, int, int]
 
 
-def what_is_wrong(books: Books) -> str:
+def describe_imbalance(books: Books) -> str:
     """Return a description of unbalanced books; empty if they balance."""
-    totals, lost, units, _ = books
-    wrong = []
-    if totals:
-        wrong.append(f"{totals} orders whose total is not the sum of their lines")
-    if lost:
-        wrong.append(f"{lost} lines without an order")
+    wrong_totals, orphans, units, _ = books
+    errors = []
+    if wrong_totals:
+        errors.append(f"{wrong_totals} orders whose total is not the sum of their lines")
+    if orphans:
+        errors.append(f"{orphans} lines without an order")
     if units != UNITS:
-        wrong.append(f"{units} units in stock and in lines, not {UNITS}")
-    return ", ".join(wrong)
+        errors.append(f"{units} units in stock and in lines, not {UNITS}")
+    return ", ".join(errors)
 
 
 def open_shop(url: str) -> int:
@@ -127,7 +136,7 @@ def open_shop(url: str) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class ChangeCounts:
     """Number of committed transactions, and of the rows that they wrote."""
 
     transactions: int = 0
@@ -135,9 +144,9 @@ class Made:
     updates: int = 0
     deletes: int = 0
 
-    def __sub__(self, other: "Made") -> "Made":
+    def __sub__(self, other: "ChangeCounts") -> "ChangeCounts":
         """Return the changes after `other`."""
-        return Made(
+        return ChangeCounts(
             self.transactions - other.transactions,
             self.inserts - other.inserts,
             self.updates - other.updates,
@@ -155,66 +164,66 @@ class _Rows:
 
 
 @dataclass(slots=True)
-class Traffic(Steady):
+class Traffic(RepeatedAction):
     """Transactions on the shop, which must have no other writer."""
 
-    made: Made = Made()
+    counts: ChangeCounts = ChangeCounts()
     _orders: list[int] = field(default_factory=lambda: list(range(1, ORDERS + 1)))
     _customers: int = CUSTOMERS
     _next: int = ORDERS + 1
 
     @contextmanager
-    def _acting(self) -> Iterator[Callable[[], None]]:
+    def _connect(self) -> Iterator[Callable[[], None]]:
         try:
             with psycopg.connect(self.url, autocommit=True) as connection:
                 yield lambda: self._transact(connection)
         except psycopg.Error as error:
             raise UsageError(
-                "traffic of the shop has ended", detail=f"Postgres says: {error}"
+                "could not write to the database of the shop", detail=f"Postgres reports: {error}"
             ) from error
 
     def _transact(self, connection: psycopg.Connection) -> None:
-        kinds = (self._place, self._cancel, self._move_on, self._rename, self._welcome)
-        weights = (8, 8, 8, 3, 1) if len(self._orders) > MOST_ORDERS else (8, 4, 8, 3, 1)
-        (kind,) = self.chance.choices(kinds, weights)
+        kinds = (self._place, self._cancel, self._update_status, self._rename, self._add_customer)
+        weights = (8, 8, 8, 3, 1) if len(self._orders) > MAX_ORDERS else (8, 4, 8, 3, 1)
+        (kind,) = self.rng.choices(kinds, weights)
         if len(self._orders) < ORDERS // 2:
             kind = self._place
         rows = _Rows()
         with connection.transaction():
             kind(connection, rows)
-        was = self.made
-        self.made = Made(
-            was.transactions + 1,
-            was.inserts + rows.inserts,
-            was.updates + rows.updates,
-            was.deletes + rows.deletes,
+        previous = self.counts
+        self.counts = ChangeCounts(
+            previous.transactions + 1,
+            previous.inserts + rows.inserts,
+            previous.updates + rows.updates,
+            previous.deletes + rows.deletes,
         )
 
     def _place(self, connection: psycopg.Connection, rows: _Rows) -> None:
         """Insert an order and its lines, and reduce the stock."""
-        products = self.chance.sample(range(1, PRODUCTS + 1), self.chance.randint(1, 4))
+        products = self.rng.sample(range(1, PRODUCTS + 1), self.rng.randint(1, 4))
         lines: list[tuple[int, int, Decimal]] = []
         for product in sorted(products):
-            quantity = self.chance.randint(1, 5)
-            taken = connection.execute(
+            quantity = self.rng.randint(1, 5)
+            product_row = connection.execute(
                 "UPDATE products SET stock = stock - %s WHERE id = %s AND stock >= %s"
                 " RETURNING price",
                 [quantity, product, quantity],
             ).fetchone()
-            if taken is not None:
-                lines.append((product, quantity, taken[0] * quantity))
+            if product_row is not None:
+                lines.append((product, quantity, product_row[0] * quantity))
         connection.execute(
             "INSERT INTO orders VALUES (%s, %s, 'placed', %s, now(), %s)",
             [
                 self._next,
-                self.chance.randint(1, self._customers),
+                self.rng.randint(1, self._customers),
                 sum((amount for _, _, amount in lines), Decimal(0)),
                 self._note(),
             ],
         )
-        for at, line in enumerate(lines):
+        for number, line in enumerate(lines, 1):
             connection.execute(
-                "INSERT INTO order_lines VALUES (%s, %s, %s, %s, %s)", [self._next, at + 1, *line]
+                "INSERT INTO order_lines VALUES (%s, %s, %s, %s, %s)", [self._next, number, *line]
             )
         self._orders.append(self._next)
         self._next += 1
@@ -223,47 +232,47 @@ class Traffic(Steady):
 
     def _cancel(self, connection: psycopg.Connection, rows: _Rows) -> None:
         """Delete an order with its lines, and restore the stock."""
-        at = self.chance.randrange(len(self._orders))
-        self._orders[at], self._orders[-1] = self._orders[-1], self._orders[at]
+        index = self.rng.randrange(len(self._orders))
+        self._orders[index], self._orders[-1] = self._orders[-1], self._orders[index]
         order = self._orders.pop()
-        back = connection.execute(
+        lines = connection.execute(
             "DELETE FROM order_lines WHERE order_id = %s RETURNING product_id, quantity", [order]
         ).fetchall()
-        for product, quantity in sorted(back):
+        for product, quantity in sorted(lines):
             connection.execute(
                 "UPDATE products SET stock = stock + %s WHERE id = %s", [quantity, product]
             )
         connection.execute("DELETE FROM orders WHERE id = %s", [order])
-        rows.deletes += 1 + len(back)
-        rows.updates += len(back)
+        rows.deletes += 1 + len(lines)
+        rows.updates += len(lines)
 
-    def _move_on(self, connection: psycopg.Connection, rows: _Rows) -> None:
+    def _update_status(self, connection: psycopg.Connection, rows: _Rows) -> None:
         """Update the status of some orders in one transaction."""
-        orders = self.chance.sample(self._orders, self.chance.randint(1, 3))
-        status = self.chance.choice(("paid", "packed", "sent", "delivered"))
-        done = connection.execute(
+        orders = self.rng.sample(self._orders, self.rng.randint(1, 3))
+        status = self.rng.choice(("paid", "packed", "sent", "delivered"))
+        cursor = connection.execute(
             "UPDATE orders SET status = %s WHERE id = ANY (%s)", [status, sorted(orders)]
         )
-        rows.updates += done.rowcount
+        rows.updates += cursor.rowcount
 
     def _rename(self, connection: psycopg.Connection, rows: _Rows) -> None:
         """Update the address of a customer and the attributes of a product."""
-        street = self.chance.choice(("Mühlgasse", "Rue de l'Écluse", "水車通り", 'The "Weir"'))
+        street = self.rng.choice(("Mühlgasse", "Rue de l'Écluse", "水車通り", 'The "Weir"'))
         customer, product = (
-            self.chance.randint(1, self._customers),
-            self.chance.randint(1, PRODUCTS),
+            self.rng.randint(1, self._customers),
+            self.rng.randint(1, PRODUCTS),
         )
         connection.execute(
             "UPDATE customers SET address = %s WHERE id = %s",
-            [f"{self.chance.randint(1, 99)} {street}", customer],
+            [f"{self.rng.randint(1, 99)} {street}", customer],
         )
         connection.execute(
             "UPDATE products SET attributes = %s WHERE id = %s",
-            [Jsonb({"shelf": self.chance.randint(0, 9), "tags": [street, None]}), product],
+            [Jsonb({"shelf": self.rng.randint(0, 9), "tags": [street, None]}), product],
         )
         rows.updates += 2
 
-    def _welcome(self, connection: psycopg.Connection, rows: _Rows) -> None:
+    def _add_customer(self, connection: psycopg.Connection, rows: _Rows) -> None:
         """Insert a customer."""
         self._customers += 1
         connection.execute(
@@ -274,9 +283,9 @@ class Traffic(Steady):
 
     def _note(self) -> str | None:
         """Return None, a short text, or a TOAST value, which Postgres omits from updates."""
-        match self.chance.randrange(20):
+        match self.rng.randrange(20):
             case 0:
-                return self.chance.randbytes(3_000).hex()
+                return self.rng.randbytes(3_000).hex()
             case 1 | 2 | 3:
                 return "leave it\nat the neighbour's door"
             case _:

@@ -278,9 +278,9 @@ class FileBlob:
 
     def _distrust(self) -> DurabilityLost:
         return DurabilityLost(
-            f'location "{self.name}" lost a sync and takes no more writes',
-            detail=f'The sync of "{self._lost}" failed. The system may have dropped what was '
-            "written, and a second sync would not tell.",
+            f'location "{self.name}" rejects writes after a failed sync',
+            detail=f'The sync of "{self._lost}" failed. The system may have dropped '
+            "written data, and a second sync would not report the loss.",
             hint="Check the disk and the kernel's log (dmesg), then start the process again.",
         )
 

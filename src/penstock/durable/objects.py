@@ -68,7 +68,7 @@ class ObjectBlob:
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
         _check_endpoint(endpoint)
         answer_s = answer_timeout_s()
-        with self._asking("open", "", writes=False), _understood():
+        with self._request("open", "", writes=False), _understood():
             self._store = _client(bucket, endpoint, answer_s)
             self._uploads = _client(bucket, endpoint, max(answer_s, UPLOAD_S))
 
@@ -80,7 +80,7 @@ class ObjectBlob:
     def get(self, key: str, *, start: int = 0) -> bytes | None:
         """See `Blob`."""
         whole = self._checked(key)
-        with self._asking("read", key, writes=False):
+        with self._request("read", key, writes=False):
             try:
                 found = obstore.get(
                     self._store, whole, options={"range": {"offset": start}} if start else {}
@@ -98,13 +98,13 @@ class ObjectBlob:
     def put(self, key: str, data: bytes) -> None:
         """See `Blob`."""
         whole = self._checked(key)
-        with self._asking("write", key, writes=True):
+        with self._request("write", key, writes=True):
             obstore.put(self._for(data), whole, data, mode="overwrite", use_multipart=False)
 
     def create(self, key: str, data: bytes) -> bool:
         """See `Blob`."""
         whole = self._checked(key)
-        with self._asking("create", key, writes=True):
+        with self._request("create", key, writes=True):
             try:
                 obstore.put(self._for(data), whole, data, mode="create", use_multipart=False)
             except AlreadyExistsError as error:
@@ -121,7 +121,7 @@ class ObjectBlob:
     def delete(self, key: str) -> None:
         """See `Blob`."""
         whole = self._checked(key)
-        with self._asking("delete", key, writes=False):
+        with self._request("delete", key, writes=False):
             try:
                 obstore.delete(self._store, whole)
             except FileNotFoundError as error:
@@ -131,7 +131,7 @@ class ObjectBlob:
     def children(self) -> list[str]:
         """Return the names of the direct subfolders, sorted."""
         self._open()
-        with self._asking("list", "", writes=False):
+        with self._request("list", "", writes=False):
             below = obstore.list_with_delimiter(self._store, self._prefix or None)
         names = (path.removeprefix(self._prefix).rstrip("/") for path in below["common_prefixes"])
         return sorted(filter(word_of_a_key, names))
@@ -143,7 +143,7 @@ class ObjectBlob:
         # The client supports only a folder as prefix; the filter below does the rest.
         folder = whole.rpartition("/")[0]
         found: list[Listed] = []
-        with self._asking("list", prefix, writes=False):
+        with self._request("list", prefix, writes=False):
             for chunk in obstore.list(
                 self._store,
                 folder or None,
@@ -171,7 +171,7 @@ class ObjectBlob:
         return self._uploads if len(data) > UPLOAD_BYTES else self._store
 
     @contextmanager
-    def _asking(self, verb: str, key: str, *, writes: bool) -> Iterator[None]:
+    def _request(self, verb: str, key: str, *, writes: bool) -> Iterator[None]:
         """Translate errors of the client into store errors.
 
         The errors are not chained: the text of the response repeats request headers, which may

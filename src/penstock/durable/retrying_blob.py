@@ -190,7 +190,7 @@ class RetryingBlob:
             except StoreError as error:
                 first = attempts.error is None
                 attempts.record(error)
-                if policy_of(error) is Policy.SURFACE:
+                if policy_of(error) is not Policy.REPEAT:
                     raise attempts.outcome(error) from error.__cause__
                 self._report(attempts, error, first=first)
                 if not self._wait(attempts):

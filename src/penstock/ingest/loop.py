@@ -5,14 +5,12 @@
 The loop reads the clock before it probes the source, and binds the probed frontier. A
 tick therefore contains everything that upstream acknowledged before its time.
 
-A transient error (a dropped connection, a server that restarts) closes the source. After
-a pause the loop resumes from the durable position. The source records errors about the
-data itself. An error after which the source cannot continue ends the loop.
+A transient error (a dropped connection, a server that restarts) ends the run, and the next run
+resumes from the durable position. The source records errors about the data itself.
 """
 
-import random
 import threading
-from collections.abc import Container, Mapping
+from collections.abc import Container, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Final
@@ -36,6 +34,7 @@ from penstock.persist.requests import Request, answer, requests
 from penstock.persist.state import END
 from penstock.persist.state_store import StateStore
 from penstock.persist.store import open_store
+from penstock.progress import Frontier
 from penstock.reclock import (
     Minted,
     Regressed,
@@ -46,10 +45,18 @@ from penstock.reclock import (
     accumulate,
     mint,
     progress_name,
-    shape_of,
 )
-from penstock.retry import pauses_ms
-from penstock.sources.source import ComparisonFailed, Frontier, Source
+from penstock.sources.registry import remap_form
+from penstock.sources.source import (
+    ComparisonFailed,
+    OwnershipObserver,
+    Resyncable,
+    SnapshotProgress,
+    Source,
+    Stoppable,
+    WaitReporter,
+)
+from penstock.supervisor.status import ErrorStatus, SourceStatus
 from penstock.telemetry import fields, logger
 
 __all__ = ["IngestLoop"]
@@ -66,7 +73,8 @@ COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
 REQUESTS_EVERY_MS: Final = 1_000
 
-LAG: Final = ("lag_bytes", "lag_ms", "lag_records")
+STATUS: Final = "status"
+LAG: Final = frozenset({"lag_bytes", "lag_ms", "lag_records"})
 """Status fields that the last probe measured."""
 
 OPENING: Final = "opening"
@@ -88,7 +96,6 @@ class IngestLoop:
         tick_ms: int,
         retain_ms: int,
         clock: Clock,
-        rng: random.Random,
         jobs: IngestJobs | None = None,
         spark_bytes: int = SPARK_BYTES,
         progress: str | None = None,
@@ -98,22 +105,23 @@ class IngestLoop:
         self._source = source
         self._client = client
         self._clock = clock
-        self._rng = rng
         self._retain_ms = retain_ms
-        self._shape = shape_of(source.kind)
-        self._remap = client.create_or_load(f"{name}_remap", schema=self._shape.remap, owner=name)
+        self._form = remap_form(source.kind)
+        self._remap = client.create_or_load(f"{name}_remap", schema=self._form.remap, owner=name)
         self._memory = StateStore(client, name)
         self._name_progress(progress, taken)
         self._jobs = jobs
         if jobs is not None:
             client.delegate_big_merges(jobs.merges(client.url))
         self._spark_bytes = spark_bytes
-        self._loader: SnapshotLoader
+        self._loader: SnapshotLoader | None = None
+        """Kept between a run that failed and the run that resumes it."""
+
         self._pool: ThreadPoolExecutor
         self._store: Blob
         self._bound = self._durable_bound()
         self._upper = self._durable_upper()
-        self._goal: Frontier | None = None
+        self._goal: Frontier[Any] | None = None
         self._catching_up = False
         self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._upstream_now_ms)
         self._requests_read_ms = 0
@@ -125,7 +133,8 @@ class IngestLoop:
         self._counted_since_ms = clock.now_ms()
         self._rows = 0
         self._bytes = 0
-        self._ticked = False
+        self._commits = 0
+        self._step = "open"
         self._verified_ms = 0
         self._verify_every_ms: int | None = None
         """Set while the source is open or being opened."""
@@ -140,7 +149,7 @@ class IngestLoop:
         self._put_status(phase=OPENING, waits_for="", error=None, **self._disconnected(NOT_YET))
 
     @property
-    def bound(self) -> Frontier | None:
+    def bound(self) -> Frontier[Any] | None:
         """Return the durable upstream frontier; None before the initial snapshot is visible."""
         return self._bound
 
@@ -149,63 +158,66 @@ class IngestLoop:
         """Return the upper of the source's collections."""
         return self._remap.upper
 
+    @property
+    def commits(self) -> int:
+        """Return the number of committed ticks."""
+        return self._commits
+
+    @property
+    def is_resumable(self) -> bool:
+        """Return whether upstream has answered: otherwise it may not exist."""
+        return self._opened
+
+    @property
+    def step(self) -> str:
+        """Return the step at which the last run failed: `open` or `tick`."""
+        return self._step
+
     def run(self, stop: threading.Event, *, once: bool = False) -> None:
         """Run until `stop` is set, or with `once` until the data present at the start is durable.
 
         Raises:
+            TransientError: the attempt failed; the next run resumes from the durable position.
             DefiniteError: the source cannot continue until a person acts.
             UsageError: the configuration is invalid.
             Fenced: another process has taken over the storage location.
         """
-        pauses = pauses_ms(self._rng, first_ms=100)
-        self._loader = SnapshotLoader(
-            self._client,
-            self.name,
-            jobs=self._jobs,
-            spark_bytes=self._spark_bytes,
-            stop=stop,
-        )
+        if self._loader is None:
+            self._loader = SnapshotLoader(
+                self._client,
+                self.name,
+                jobs=self._jobs,
+                spark_bytes=self._spark_bytes,
+                stop=stop,
+            )
+        resumes = False
+        self._over.clear()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
         self._store = open_store(self._client.url, persist.Settings(stop=stop))
         verifier = threading.Thread(
             target=self._keep_verifying, args=(stop,), name=f"lock of {self.name}", daemon=True
         )
         verifier.start()
-        self._source.use_stop(stop)
+        if isinstance(self._source, Stoppable):
+            self._source.use_stop(stop)
         try:
-            while not stop.is_set():
-                try:
-                    self._open()
-                    # The backlog does not wait for the next full tick interval.
-                    self._catching_up = self._bound is not None
-                    if once and self._goal is None:
-                        self._goal = self._source.probe().end
-                    self._follow(stop)
-                    self._memory.put({"status": self._status(self._upper)})
-                    break
-                except TransientError as error:
-                    # SUBTLE: the status is written before the log line. A fenced process fails
-                    # there, and reports only that.
-                    if stop.is_set():
-                        self._put_status(waits_for="", **self._disconnected(_reason(error)))
-                        log.warning(
-                            "stopped before the tick was complete",
-                            extra=fields(source=self.name, error=str(error), detail=error.detail),
-                        )
-                        break
-                    if once and not self._opened:
-                        raise  # Upstream may not exist; `once` does not wait for it.
-                    pause = next(pauses)
-                    reason = _reason(error)
-                    self._put_status(phase=RETRYING, waits_for=reason, **self._disconnected(reason))
-                    log.warning(
-                        "source disconnected; retrying",
-                        extra=fields(
-                            source=self.name, error=str(error), detail=error.detail, pause_ms=pause
-                        ),
-                    )
-                    self._source.close()
-                    self._clock.wait(stop, pause)
+            if not stop.is_set():
+                self._open(self._loader)
+                # The backlog does not wait for the next full tick interval.
+                self._catching_up = self._bound is not None
+                if once and self._goal is None:
+                    self._goal = self._source.probe().end
+                self._follow(stop, self._loader)
+                self._memory.put({STATUS: self._status(self._upper).to_json()})
+        except TransientError as error:
+            if self._fenced is not None:
+                raise self._fenced from error
+            reason, resumes = _reason(error), not stop.is_set()
+            if stop.is_set():
+                self._put_status(waits_for="", **self._disconnected(reason))
+            elif self._opened or not once:
+                self._put_status(phase=RETRYING, waits_for=reason, **self._disconnected(reason))
+            raise
         except (DefiniteError, UsageError) as error:
             self._put_final_error(error)
             raise
@@ -213,16 +225,19 @@ class IngestLoop:
             self._over.set()
             verifier.join()
             self._source.close()
-            self._loader.close()
             self._pool.shutdown()
             self._store.close()
+            if not resumes:
+                # SUBTLE: closing waits for reads that hang. A run that resumes does not wait.
+                self._loader.close()
+                self._loader = None
         if self._fenced is not None:
             raise self._fenced
 
     def _disconnected(self, reason: str) -> dict[str, Any]:
         """Return the status fields with the time and reason of the disconnection."""
         status = self.status()
-        since = None if status.get("connected") else status.get("disconnected_since_ms")
+        since = None if status.connected else status.disconnected_since_ms
         return {
             **self._unknown_lag(),
             "connected": False,
@@ -232,13 +247,12 @@ class IngestLoop:
 
     def _unknown_lag(self) -> dict[str, None]:
         """Return the lag fields of a source that does not answer, all None."""
-        return {name: None for name in LAG if name in self.status()}
+        return dict.fromkeys(self.status().keys & LAG)
 
     def _put_final_error(self, error: PenstockError) -> None:
         """Store the error in the status, unless the store fails too."""
-        reason = {"message": str(error), "detail": error.detail, "hint": error.hint}
         with suppress(PenstockError):
-            self._put_status(phase=STOPPED, waits_for="", error=reason)
+            self._put_status(phase=STOPPED, waits_for="", error=ErrorStatus.of(error))
 
     def _keep_verifying(self, stop: threading.Event) -> None:
         """Verify the lock and store the status while no tick commits.
@@ -266,36 +280,39 @@ class IngestLoop:
             if every is None or now - self._verified_ms < every:
                 return
             phase = {"phase": OPENING} if self._opening else {}
-            waits_for = self._source.waits_for()
+            source = self._source
+            waits_for = source.waits_for() if isinstance(source, WaitReporter) else ""
             # The last probe is as old as the wait.
             lag = self._unknown_lag() if self._opening or waits_for else {}
             self._put_status(**phase, waits_for=waits_for, **lag)
             self._verified_ms = now
-        self._source.ownership_verified()
+        if isinstance(self._source, OwnershipObserver):
+            self._source.ownership_verified()
 
-    def _open(self) -> None:
+    def _open(self, loader: SnapshotLoader) -> None:
         """Open the source. This may take hours."""
+        self._step = "open"
         self._verified_ms = self._clock.boot_ms()
         self._opening, self._verify_every_ms = True, VERIFY_MS
         try:
-            self._source.open(self._memory, self._loader, self._bound)
+            self._source.open(self._memory, loader, self._bound)
         finally:
             with self._memory.lock:
                 self._opening, self._verify_every_ms = False, None
-        self._opened = True
-        if self.status().get("phase") in (OPENING, RETRYING, STOPPED):
-            self._memory.put({"status": self._status(self._upper)})
+        self._opened, self._step = True, "tick"
+        if self.status().phase in (OPENING, RETRYING, STOPPED):
+            self._memory.put({STATUS: self._status(self._upper).to_json()})
 
-    def _follow(self, stop: threading.Event) -> None:
+    def _follow(self, stop: threading.Event, loader: SnapshotLoader) -> None:
         self._verified_ms = self._clock.boot_ms()
         self._verify_every_ms = IDLE_VERIFY_MS
         try:
-            self._tick_by_tick(stop)
+            self._tick_by_tick(stop, loader)
         finally:
             with self._memory.lock:
                 self._verify_every_ms = None
 
-    def _tick_by_tick(self, stop: threading.Event) -> None:
+    def _tick_by_tick(self, stop: threading.Event, loader: SnapshotLoader) -> None:
         while not self._has_reached_goal():
             match self._ticker.next(stop, upper=self._upper, at_once=self._catching_up):
                 case None:
@@ -314,7 +331,7 @@ class IngestLoop:
                 case tick:
                     time = tick.time
             self._verify_every_ms = VERIFY_MS
-            self._tick(time)
+            self._tick(time, loader)
             self._verify_every_ms = IDLE_VERIFY_MS
 
     def _has_reached_goal(self) -> bool:
@@ -324,23 +341,24 @@ class IngestLoop:
         return (
             goal is not None
             and bound is not None
-            and self._ticked
+            and self._commits > 0
             and not self._postponed
-            and self._source.is_loaded()
-            and all(bound.get(partition, 0) >= offset for partition, offset in goal.items())
+            and self._is_loaded()
+            and goal <= bound
         )
 
-    def _tick(self, time: int) -> None:
+    def _is_loaded(self) -> bool:
+        return not isinstance(self._source, SnapshotProgress) or self._source.is_loaded()
+
+    def _tick(self, time: int, loader: SnapshotLoader) -> None:
         resyncs = self._take_requests()
         errored_before = self._errored_tables() if resyncs else set()
         probe = self._source.probe()
         self._catching_up = probe.more
-        tick = TickTransaction(
-            self._client, self.name, self._memory, time, self._loader, self._pool
-        )
+        tick = TickTransaction(self._client, self.name, self._memory, time, loader, self._pool)
         try:
             reached = self._source.read_into(tick, probe.frontier)
-            remap = None if reached is None else self._bind(reached, time)
+            remap, bound = (None, None) if reached is None else self._bind(reached, time)
             self._rows += tick.rows
             self._bytes += tick.bytes
             self._put_tick_status(tick, time)
@@ -348,10 +366,10 @@ class IngestLoop:
         finally:
             tick.close()
         self._upper = time + 1
-        self._ticked = True
+        self._commits += 1
         self._verified_ms = self._clock.boot_ms()
-        if reached is not None:
-            self._bound = reached
+        if bound is not None:
+            self._bound = bound
         self._source.committed(reached)
         for request in resyncs:
             left = self._unrepaired(request)
@@ -374,42 +392,52 @@ class IngestLoop:
             if request.verb != "resync":
                 continue  # The supervisor handles other requests.
             try:
-                self._source.resync(request.tables)
+                self._resync(request.tables)
             except (UsageError, DefiniteError) as error:
                 answer(self._store, request, error=error)
             else:
                 taken.append(request)
         return taken
 
+    def _resync(self, tables: Sequence[str]) -> None:
+        if not isinstance(self._source, Resyncable):
+            raise UsageError(
+                f'source "{self.name}" cannot be compared with upstream',
+                detail="Upstream cannot show which of its records were read.",
+                hint=f"To read it again, drop it and start it again: penstock drop {self.name}",
+            )
+        self._source.resync(tables)
+
     def _errored_tables(self, tick: TickTransaction | None = None) -> set[str]:
         """Return the errored tables, except tables whose comparison failed in `tick`."""
         failures = {} if tick is None else tick.failures
         return {
-            table["name"]
-            for table in self._source.status().get("tables", ())
-            if table["error"]
-            and not isinstance(failures.get(table["collection"]), ComparisonFailed)
+            table.name
+            for table in self._source_status().tables
+            if table.error and not isinstance(failures.get(table.collection), ComparisonFailed)
         }
 
     def _unrepaired(self, request: Request) -> dict[str, str]:
         """Return the requested tables that are still errored or loading, each with the reason."""
         left = {}
-        for table in self._source.status().get("tables", ()):
-            name = table["name"]
+        for table in self._source_status().tables:
+            name = table.name
             if request.tables and name not in request.tables:
                 continue
-            if table["error"]:
-                left[name] = table["error"]
-            elif table["phase"] != "live":
+            if table.error:
+                left[name] = table.error
+            elif table.phase != "live":
                 left[name] = f"table {name} was not compared: its initial snapshot is in progress"
         return left
 
-    def _bind(self, reached: Frontier, time: int) -> AppendTo:
-        match mint(self._shape, self._bound or {}, reached, time=time):
-            case Minted(updates=updates):
-                return AppendTo(self._remap, updates, self._remap.upper, time + 1)
+    def _bind(self, reached: Frontier[Any], time: int) -> tuple[AppendTo, Frontier[Any]]:
+        """Return the updates of the remap, and the frontier that they bind."""
+        current = self._bound or Frontier()
+        match mint(self._form, current, reached, time=time):
+            case Minted(updates=updates, frontier=frontier):
+                return AppendTo(self._remap, updates, self._remap.upper, time + 1), frontier
             case Unmoved():
-                return AppendTo(self._remap, [], self._remap.upper, time + 1)
+                return AppendTo(self._remap, [], self._remap.upper, time + 1), current
             case Regressed(partition=partition, was=was, now=now):
                 raise InternalError(
                     f'frontier of source "{self.name}" moved back from {was} to {now} in partition '
@@ -424,11 +452,11 @@ class IngestLoop:
             name = progress_name(self.name, taken, given=given)
             self._memory.put({PROGRESS_KEY: {"name": name, "kind": self._source.kind}})
 
-    def _durable_bound(self) -> Frontier | None:
+    def _durable_bound(self) -> Frontier[Any] | None:
         upper = self._remap.upper
         if upper == 0:
             return None
-        return accumulate(self._shape, self._remap.snapshot(upper - 1).arrow())
+        return accumulate(self._form, self._remap.snapshot(upper - 1).arrow())
 
     def _durable_upper(self) -> int:
         """Return the first time that is free. State has its own times, which do not count."""
@@ -462,32 +490,35 @@ class IngestLoop:
         if now - self._status_ms < STATUS_EVERY_MS:
             return
         self._status_ms = now
-        tick.put_state("status", self._status(time + 1))
+        tick.put_state(STATUS, self._status(time + 1).to_json())
 
-    def status(self) -> Mapping[str, Any]:
+    def status(self) -> SourceStatus:
         """Return phase, row counts, lag and the current wait, as of the last status write."""
-        return self._memory.get("status") or {}
+        return SourceStatus.parse(self._memory.get(STATUS) or {})
 
-    def _status(self, upper: int) -> Mapping[str, Any]:
-        return {
-            **self._source.status(),
-            "connected": True,
-            "catching_up": self._catching_up,
-            "rows": self._rows,
-            "bytes": self._bytes,
-            "counted_since_ms": self._counted_since_ms,
-            "as_of": upper - 1 if upper else None,
-            "written_ms": self._clock.now_ms(),
-        }
+    def _status(self, upper: int) -> SourceStatus:
+        return self._source_status().updated(
+            connected=True,
+            catching_up=self._catching_up,
+            rows=self._rows,
+            bytes=self._bytes,
+            counted_since_ms=self._counted_since_ms,
+            as_of=upper - 1 if upper else None,
+            written_ms=self._clock.now_ms(),
+        )
+
+    def _source_status(self) -> SourceStatus:
+        return SourceStatus.parse(self._source.status())
 
     def _put_status(self, **changes: Any) -> None:
         """Store the last status with some fields changed."""
         with self._memory.lock:
             # SUBTLE: there is no status before the first connection, and readers take a status
             # without `kind` for the status of a materialization.
-            status = {"kind": self._source.kind, **self.status(), **changes}
-            status["written_ms"] = self._clock.now_ms()
-            self._memory.put({"status": status})
+            status = self.status().updated(
+                kind=self._source.kind, **changes, written_ms=self._clock.now_ms()
+            )
+            self._memory.put({STATUS: status.to_json()})
 
 
 def _reason(error: TransientError) -> str:

@@ -15,6 +15,8 @@ import pyarrow.compute as pc
 
 from penstock import persist
 from penstock.data import DIFF, TIME
+from penstock.data.remap_form import RemapForm
+from penstock.errors import UsageError
 from penstock.persist import (
     Changes,
     Client,
@@ -27,14 +29,13 @@ from penstock.persist import (
 from penstock.persist.lake import storage_locations, time_of
 from penstock.persist.readability import check_changes
 from penstock.persist.state import is_hidden
+from penstock.progress import Frontier
 from penstock.reclock import (
-    Offsets,
-    Shape,
     accumulate,
     progress_as_of,
     progress_changes,
-    shape_of,
 )
+from penstock.sources.registry import remap_form
 
 __all__ = [
     "PROGRESS_KEY",
@@ -59,7 +60,7 @@ class ProgressView:
 
     name: str
     remap: Collection
-    shape: Shape
+    form: RemapForm
     derived: bool
     """True for the progress relation, false for the remap itself."""
 
@@ -67,8 +68,8 @@ class ProgressView:
     def schema(self) -> pa.Schema:
         """Return the schema of the rows."""
         if self.derived:
-            return self.shape.progress
-        return self.shape.remap.append(pa.field(DIFF, pa.int64(), False))
+            return self.form.progress
+        return self.form.remap.append(pa.field(DIFF, pa.int64(), False))
 
     def time_of(self, text: str) -> int:
         """Return the time that `text` denotes; `earliest` is the time of the first binding.
@@ -89,7 +90,7 @@ class ProgressView:
         """
         contents = self.remap.snapshot(time).arrow()
         if self.derived:
-            return progress_as_of(self.shape, self._updates(time + 1), time)
+            return progress_as_of(self.form, self._updates(time + 1), time)
         return contents.drop_columns([TIME])
 
     def changes(self, lower: int, upper: int) -> pa.Table:
@@ -100,7 +101,7 @@ class ProgressView:
         """
         check_changes(self.remap.state, lower, upper)
         updates = self._updates(upper)
-        rows = progress_changes(self.shape, updates) if self.derived else updates
+        rows = progress_changes(self.form, updates) if self.derived else updates
         times = rows.column(TIME).to_numpy()
         return rows.filter(pa.array((times >= lower) & (times < upper)))
 
@@ -133,21 +134,21 @@ class ProgressFollower:
     def __init__(self, bindings: ProgressView, as_of: int) -> None:
         """Start from the contents as of a time; -1 is before all times."""
         self._bindings = bindings
-        self._offsets: Offsets = {}
+        self._frontier: Frontier[Any] = Frontier()
         if as_of >= 0:
             contents = bindings.remap.snapshot(as_of).arrow()
-            self._offsets = accumulate(bindings.shape, contents)
+            self._frontier = accumulate(bindings.form, contents)
         self._as_of = as_of
 
     def to_progress(self, changes: Changes | Snapshot) -> pa.Table:
         """Return the rows of progress for one result of the listener."""
-        shape = self._bindings.shape
+        form = self._bindings.form
         if isinstance(changes, Snapshot):
             rows = self._bindings.as_of(self._as_of)
             ones = pa.repeat(pa.scalar(1, pa.int64()), rows.num_rows)
             return rows.append_column(pa.field(DIFF, pa.int64(), False), ones)
-        rows = progress_changes(shape, changes.arrow(), before=self._offsets)
-        self._offsets = accumulate(shape, changes.arrow(), before=self._offsets)
+        rows = progress_changes(form, changes.arrow(), before=self._frontier)
+        self._frontier = accumulate(form, changes.arrow(), before=self._frontier)
         return rows
 
 
@@ -157,9 +158,13 @@ def progress_views_in(client: Client) -> list[ProgressView]:
     for source, state in source_states(client).items():
         progress = state.get(PROGRESS_KEY)
         if progress is not None:
-            remap, shape = client.collection(f"{source}_remap"), shape_of(progress["kind"])
-            views.append(ProgressView(progress["name"], remap, shape, derived=True))
-            views.append(ProgressView(remap.name, remap, shape, derived=False))
+            remap = client.collection(f"{source}_remap")
+            try:
+                form = remap_form(progress["kind"])
+            except UsageError:
+                continue  # The package of the source is not installed here.
+            views.append(ProgressView(progress["name"], remap, form, derived=True))
+            views.append(ProgressView(remap.name, remap, form, derived=False))
     return views
 
 

@@ -17,7 +17,7 @@ from penstock.errors import PenstockError
 from penstock.persist.append.task import Share, all_of, is_reported
 from penstock.persist.scan.task import stored_rows_of
 from penstock.persist.state import Batch, CollectionState
-from penstock.sources.source import Scan
+from penstock.sources.context import Scan
 
 __all__ = ["Cut", "ScanTask", "Scanned"]
 

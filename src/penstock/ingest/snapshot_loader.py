@@ -22,7 +22,8 @@ from penstock.persist.collection_change import Grow, with_growth
 from penstock.persist.merge.merger import BigMerges
 from penstock.persist.schema_check import check_name, schema_version
 from penstock.persist.state import Batch, CollectionState, SchemaVersion
-from penstock.sources.source import Scan, Split
+from penstock.sources.context import Scan
+from penstock.sources.source import Split
 
 __all__ = ["IngestJobs", "SnapshotLoad", "SnapshotLoader"]
 
@@ -160,7 +161,7 @@ class SnapshotLoad:
 
 
 class SnapshotLoader:
-    """Starts initial snapshots; see `penstock.sources.source.SnapshotLoader`."""
+    """Starts initial snapshots; see `penstock.sources.context.SnapshotLoader`."""
 
     def __init__(
         self,

@@ -1,14 +1,12 @@
 """Supervised tasks for the sources of a pipeline file, one storage location each."""
 
-import random
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.durable import join
+from penstock.durable import join, normal
 from penstock.errors import UsageError
 from penstock.failpoints import Failpoint, hit
 from penstock.ingest.loop import IngestLoop
@@ -18,14 +16,10 @@ from penstock.persist.lake import storage_locations_below
 from penstock.persist.state_store import StateStore
 from penstock.pipeline import Pipeline, load
 from penstock.pipeline.file import SourceSection
-from penstock.pipeline.supervisor import Supervisor, Task, writer_id
-from penstock.sources.kafka.topics import kafka_source
-from penstock.sources.postgres.source import PostgresSource
-from penstock.sources.source import Source
+from penstock.sources.source import Droppable, Source
+from penstock.supervisor import Supervisor, Task, writer_id
 
 __all__ = ["Supervisor", "drop", "run", "source_of", "tasks_of"]
-
-TASKS: Final = 2
 
 
 def run(
@@ -87,7 +81,6 @@ def tasks_of(
                 tick_ms=pipeline.tick,
                 retain_ms=pipeline.retain,
                 clock=clock,
-                rng=random.Random(),
                 jobs=jobs,
                 spark_bytes=spark_bytes,
                 progress=section.progress if progress_of is None else progress_of(name),
@@ -105,17 +98,7 @@ def tasks_of(
 
 def source_of(name: str, section: SourceSection, location: str, clock: Clock) -> Source:
     """Return the source of a section."""
-    if section.kafka is not None:
-        return kafka_source(name, section.kafka, clock=clock)
-    assert section.postgres is not None
-    return PostgresSource(
-        name,
-        section.postgres,
-        location=location,
-        clock=clock,
-        chance=random.Random(),
-        tasks=TASKS,
-    )
+    return section.kind.build(name, section.config, normal(location), clock)
 
 
 def drop(client: persist.Client, name: str, source: Source) -> None:
@@ -123,7 +106,8 @@ def drop(client: persist.Client, name: str, source: Source) -> None:
 
     In this order: as long as the state exists, an interrupted drop can be repeated.
     """
-    source.drop(StateStore(client, name))
+    if isinstance(source, Droppable):
+        source.drop(StateStore(client, name))
     hit(Failpoint.SLOT_DROPPED)
     client.destroy(*client.collections(hidden=True))
     # This may be the last writer of the location, and only a writer deletes unused objects.

@@ -36,7 +36,8 @@ from penstock.persist.collection_change import (
 )
 from penstock.persist.state import Batch
 from penstock.persist.state_store import StateStore
-from penstock.sources.source import Scan, Split
+from penstock.sources.context import Scan
+from penstock.sources.source import Split
 
 __all__ = ["TickTransaction"]
 
@@ -70,7 +71,7 @@ class _PendingChange:
 
 
 class TickTransaction:
-    """The transaction of one tick; see `penstock.sources.source.TickTransaction`."""
+    """The transaction of one tick; see `penstock.sources.context.TickTransaction`."""
 
     def __init__(
         self,

@@ -8,25 +8,24 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import penstock.protocol  # noqa: F401 - before gRPC: sets its log level
-from penstock.materialize.client import Connection, Generation, Stream, connect
+from penstock.materialize.connector_client import Connection, Generation, Stream, connect
 
 if TYPE_CHECKING:
-    from penstock.materialize.driver import Jobs
-    from penstock.materialize.here import TasksHere
-    from penstock.materialize.running import Supervisor, run
+    from penstock.materialize.runner import LocalRunner, Runner
+    from penstock.materialize.tasks import Supervisor, run
 
 __all__ = [
     "Connection",
     "Generation",
-    "Jobs",
+    "LocalRunner",
+    "Runner",
     "Stream",
     "Supervisor",
-    "TasksHere",
     "connect",
     "run",
 ]
 
-_LATER: Final = {"Jobs": "driver", "TasksHere": "here", "Supervisor": "running", "run": "running"}
+_LATER: Final = {"Runner": "runner", "LocalRunner": "runner", "Supervisor": "tasks", "run": "tasks"}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,12 +25,12 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.errors import UsageError
-from penstock.materialize.binding import Documents, Rows, Shape
-from penstock.materialize.building import Built
-from penstock.materialize.checkpoint import Reached, path_text
-from penstock.materialize.known_layouts import KnownLayouts
-from penstock.materialize.lakeside import Holding
-from penstock.materialize.recovery import Log, ShardLog, recalled
+from penstock.materialize.binding_kind import BindingKind, Documents, Rows
+from penstock.materialize.checkpoint import ResourceProgress, path_text
+from penstock.materialize.inputs import ClaimedCollection
+from penstock.materialize.layout import KnownLayouts
+from penstock.materialize.recovery_log import RecoveryLog, ShardLog, from_entries
+from penstock.materialize.spec_builder import BuiltSpec, IncompatibleResource
 from penstock.persist.scan.plan import scan_snapshot
 from penstock.persist.scan.task import read_parts
 from penstock.pipeline.file import BindingSection, MaterializationSection
@@ -40,6 +40,8 @@ __all__ = [
     "LostResource",
     "Predecessors",
     "SeveralShards",
+    "check_foreign_rows",
+    "check_recreated",
     "check_shards",
     "describe_rewrites",
     "lost_resources",
@@ -49,14 +51,20 @@ __all__ = [
 ]
 
 Predecessors = Callable[[str], Collection[str]]
-"""Function from a collection name to the ids of its earlier collections, as in `Reached`."""
+"""Function from a collection name to the ids of its earlier collections (`ResourceProgress`)."""
 
 
 class ForeignRows(UsageError):
     """A replacement would remove rows that the materialization did not write."""
 
     def __init__(
-        self, path: str, reached: Reached, binding: BindingSection, *, rows: int, written: int
+        self,
+        path: str,
+        reached: ResourceProgress,
+        binding: BindingSection,
+        *,
+        rows: int,
+        written: int,
     ) -> None:
         raised = reached.backfill < binding.backfill
         other = f"set backfill back to {reached.backfill}" if raised else "delete those rows"
@@ -74,16 +82,28 @@ class LostResource(UsageError):
     """A resource that the recovery log has committed no longer exists in the endpoint."""
 
     def __init__(
-        self, materialization: str, resource: str, reached: Reached, *, shards: int
+        self,
+        materialization: str,
+        resource: str,
+        progress: ResourceProgress,
+        *,
+        shards: int,
+        has_connector_state: bool,
     ) -> None:
-        number = reached.backfill + 1
-        remedy = f"write it again: set the backfill of its binding to {number}"
+        """Describe the lost resource.
+
+        A connector with state in the recovery log needs the resource: at the next start, it
+        completes its last commit there. Such a connector cannot replace a lost resource.
+        """
+        remedy = f"write it again: set the backfill of its binding to {progress.backfill + 1}"
         if shards > 1:
             remedy += " and shards to 1 until it is written"
+        if has_connector_state:
+            remedy = "name another resource in the binding"
         super().__init__(
             f'resource "{resource}" of materialization "{materialization}" does not exist any more',
-            detail=f"The recovery log has committed it up to {reached.frontier}. A new resource "
-            "would miss what was stored before, so none was created.",
+            detail=f"The recovery log has committed it up to {progress.frontier}. A new resource "
+            "would miss the rows that were stored before, so none was created.",
             hint=f"Restore the resource; or {remedy}.",
         )
 
@@ -102,27 +122,27 @@ class SeveralShards(UsageError):
 
 
 def replaced_bindings(
-    section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
-) -> Mapping[int, Reached]:
+    section: MaterializationSection, built: BuiltSpec, log: RecoveryLog, predecessors: Predecessors
+) -> Mapping[int, ResourceProgress]:
     """Return the bindings whose rows are replaced next, with the progress of their resources.
 
     The keys are binding numbers.
     """
-    found: dict[int, Reached] = {}
+    replaced: dict[int, ResourceProgress] = {}
     for number, binding in enumerate(built.spec.bindings):
         path = path_text(binding.resource_path)
         for shard in log.shards:
             reached = _reached(shard, path)
             if _is_replaced(reached, section.bindings[number], path, log, predecessors):
                 assert reached is not None
-                found[number] = reached
-    return found
+                replaced[number] = reached
+    return replaced
 
 
 def lost_resources(
     section: MaterializationSection,
-    built: Built,
-    log: Log,
+    built: BuiltSpec,
+    log: RecoveryLog,
     predecessors: Predecessors,
     applied: Collection[str],
 ) -> Collection[str]:
@@ -150,15 +170,52 @@ def lost_resources(
             if not replaced or section.shards > 1:
                 resource = ".".join(binding.resource_path)
                 name = built.spec.materialization
-                raise LostResource(name, resource, reached, shards=section.shards)
+                raise LostResource(
+                    name,
+                    resource,
+                    reached,
+                    shards=section.shards,
+                    has_connector_state=shard.has_connector_state,
+                )
             lost.add(path)
         if log.planned is not None and path in applied:
             lost.add(path)
     return lost
 
 
+def check_recreated(name: str, section: MaterializationSection, built: BuiltSpec) -> None:
+    """Raise IncompatibleResource if a resource would be dropped and created again."""
+    for number, answer in enumerate(built.answers):
+        if answer.recreates:
+            hint = "Run with --allow-drop to do so, or name another resource."
+            raise IncompatibleResource(name, section, built.answers, number, hint)
+
+
+def check_foreign_rows(
+    section: MaterializationSection,
+    built: BuiltSpec,
+    log: RecoveryLog,
+    predecessors: Predecessors,
+    count_rows: Callable[[int, int, str], int | None],
+) -> None:
+    """Raise ForeignRows if a replacement would remove rows of another writer.
+
+    `count_rows` takes a binding number, a frontier and the id of a collection. It returns the
+    number of rows that the materialization wrote, or None if that is not known.
+    """
+    for number, reached in replaced_bindings(section, built, log, predecessors).items():
+        rows = built.answers[number].rows
+        written = count_rows(number, reached.frontier, reached.collection)
+        if written is None or rows <= written:
+            continue
+        if log.planned is not None and rows == count_rows(number, log.planned, ""):
+            continue  # The planned transaction was committed, and the response was lost.
+        binding = section.bindings[number]
+        raise ForeignRows(built.path(number), reached, binding, rows=rows, written=written)
+
+
 def check_shards(
-    section: MaterializationSection, built: Built, log: Log, predecessors: Predecessors
+    section: MaterializationSection, built: BuiltSpec, log: RecoveryLog, predecessors: Predecessors
 ) -> Collection[str]:
     """Return the resources that must be truncated and that the present shards cannot truncate.
 
@@ -167,25 +224,25 @@ def check_shards(
     """
     if len(log.shards) == 1 and section.shards == 1:
         return ()
-    found = set[str]()
+    paths = set[str]()
     for number, reached in replaced_bindings(section, built, log, predecessors).items():
-        binding, (_, shape) = built.spec.bindings[number], built.described[number]
+        binding, (_, kind) = built.spec.bindings[number], built.described[number]
         path = path_text(binding.resource_path)
-        counted = isinstance(shape, Documents) and shape.counted
+        counted = isinstance(kind, Documents) and kind.counted
         raised = reached.backfill < section.bindings[number].backfill
         name = section.bindings[number].collection
-        known = raised and path not in log.unbound and reached.collection not in predecessors(name)
+        known = raised and path not in log.unknown and reached.collection not in predecessors(name)
         if binding.delta_updates or not built.empties[number] or (known and not counted):
             continue
         if section.shards > 1:
             raise SeveralShards(built.spec.materialization, ".".join(binding.resource_path))
-        found.add(path)
-    return found
+        paths.add(path)
+    return paths
 
 
 def replaced_resources(
     section: MaterializationSection,
-    log: Log | None,
+    log: RecoveryLog | None,
     predecessors: Predecessors,
 ) -> Callable[[int, tuple[str, ...]], bool]:
     """Return a predicate for the resources that the next transaction truncates.
@@ -204,22 +261,22 @@ def replaced_resources(
 
 
 def _is_replaced(
-    reached: Reached | None,
+    reached: ResourceProgress | None,
     binding: BindingSection,
     path: str,
-    log: Log,
+    log: RecoveryLog,
     predecessors: Predecessors,
 ) -> bool:
     return reached is not None and (
         reached.backfill < binding.backfill
         or reached.collection in predecessors(binding.collection)
-        or path in log.unbound
+        or path in log.unknown
     )
 
 
 def describe_rewrites(
     section: MaterializationSection,
-    built: Built,
+    built: BuiltSpec,
     state: Mapping[str, Any],
     predecessors: Predecessors,
 ) -> Iterator[str]:
@@ -227,7 +284,7 @@ def describe_rewrites(
 
     `state` holds the entries of the recovery log. `penstock plan` prints the lines.
     """
-    log = recalled(state)
+    log = from_entries(state)
     if log is None:
         return
     replaced = replaced_bindings(section, built, log, predecessors)
@@ -250,7 +307,7 @@ def describe_rewrites(
                 checked = f"; {foreign}" if built.deletes[number] else ""
                 yield f"resource {resource}: {answer.rows} rows are replaced{checked}"
             continue
-        changes = layouts.changes(built, number)
+        changes = layouts.changes(built.path(number), built.layouts[number], built.filled[number])
         for shard in log.shards:
             reached = _reached(shard, path_text(binding.resource_path))
             change = changes.get(reached.layout) if reached is not None else None
@@ -260,19 +317,19 @@ def describe_rewrites(
                 break
 
 
-def rows_written(holding: Holding, shape: Shape, frontier: int) -> int | None:
+def rows_written(holding: ClaimedCollection, kind: BindingKind, frontier: int) -> int | None:
     """Return the number of rows of a collection just below a frontier; None if not readable.
 
     The number is also None for collections of documents: several rows reduce into one document.
     """
     state, as_of = holding.state, frontier - 1
     readable = state.since <= as_of < state.upper
-    if not readable or not isinstance(shape, Rows):
+    if not readable or not isinstance(kind, Rows):
         return None
     scan = scan_snapshot(state, as_of)
     tables = read_parts(holding.url, state, (*scan.base, *scan.deltas), scan.schema)
     return sum(pc.sum(table.column(DIFF)).as_py() or 0 for table in tables)
 
 
-def _reached(shard: ShardLog, path: str) -> Reached | None:
+def _reached(shard: ShardLog, path: str) -> ResourceProgress | None:
     return None if shard.checkpoint is None else shard.checkpoint.bindings.get(path)

@@ -4,7 +4,7 @@ A connector stores the checkpoint as bytes next to its rows, or leaves it to the
 A frontier is valid only in one history. If a lake is deleted and created again, its new times
 look like the old ones. The checkpoint therefore includes the ids of the collections.
 
-A connector returns one of these in Opened:
+A connector returns one of three values in Opened:
 
     empty                                   the checkpoint of the recovery log is valid
     f8 ff ff ff 0f 01                       the endpoint holds nothing; ignore the recovery log
@@ -18,7 +18,7 @@ import msgspec
 
 from penstock.errors import UsageError
 
-__all__ = ["NOTHING", "ZERO", "Checkpoint", "Reached", "decode", "encode", "path_text"]
+__all__ = ["NOTHING", "ZERO", "Checkpoint", "ResourceProgress", "decode", "encode", "path_text"]
 
 ZERO: Final = bytes.fromhex("f8ffffff0f01")
 """Checkpoint of an endpoint that holds nothing.
@@ -27,7 +27,7 @@ These bytes decode to an empty checkpoint message, but are not empty.
 """
 
 
-class Reached(msgspec.Struct, frozen=True, omit_defaults=True):
+class ResourceProgress(msgspec.Struct, frozen=True, omit_defaults=True):
     """Progress of one resource."""
 
     collection: str
@@ -50,7 +50,7 @@ class Checkpoint(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     materialization: str
     """Id of the storage location that holds the recovery log."""
 
-    bindings: Mapping[str, Reached]
+    bindings: Mapping[str, ResourceProgress]
     """Progress by resource path, as `path_text` writes it."""
 
     version: int = 1
@@ -80,17 +80,19 @@ def decode(data: bytes, *, connector: str) -> Checkpoint | None:
     if data == ZERO:
         return NOTHING
     try:
-        found = msgspec.json.decode(data, type=Checkpoint)
+        checkpoint = msgspec.json.decode(data, type=Checkpoint)
     except msgspec.MsgspecError as error:
-        raise _foreign(connector, "It is not one that Penstock wrote.") from error
-    if found.version != 1:
-        raise _foreign(connector, f"It is of version {found.version}, and this one reads 1.")
-    return found
+        raise _foreign(connector, "Penstock did not write it.") from error
+    if checkpoint.version != 1:
+        raise _foreign(
+            connector, f"Its version is {checkpoint.version}, and this release reads version 1."
+        )
+    return checkpoint
 
 
 def _foreign(connector: str, detail: str) -> UsageError:
     return UsageError(
         f"connector {connector} was opened with a checkpoint that cannot be read",
         detail=detail,
-        hint="Give this materialization tables of its own, or drop those that are there.",
+        hint="Give this materialization its own resources, or drop the existing ones.",
     )

@@ -1,17 +1,23 @@
 """Errors of connectors and of the connections to them."""
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TransientError
 
-__all__ = ["ConnectorError", "ConnectorRefused", "ConnectorUnreachable"]
+__all__ = ["ConnectorError", "ConnectorFailed", "ConnectorRefused", "ConnectorUnreachable"]
 
 
 class ConnectorError(PenstockError):
-    """The connector or the connection to it failed. A retry may succeed."""
+    """The connector, or the connection to it, failed or rejected a request."""
 
     sqlstate = "58000"
 
 
-class ConnectorUnreachable(ConnectorError):
+class ConnectorFailed(ConnectorError, TransientError):
+    """The connector failed, or a newer stream took over. A retry may succeed."""
+
+    sqlstate = "58000"
+
+
+class ConnectorUnreachable(ConnectorFailed):
     """No connector answers at the address, or the connection was lost."""
 
     sqlstate = "08006"

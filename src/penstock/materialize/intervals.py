@@ -1,4 +1,4 @@
-"""Interval of updates that a transaction applies to each resource of a shard. Pure functions.
+"""Interval of updates that a transaction applies to each resource, and its upper. Pure functions.
 
 A transaction applies all changes of the bound collections below its upper that the endpoint does
 not hold yet. The checkpoint in Opened determines the changes that the endpoint holds. Two shards
@@ -20,19 +20,33 @@ may therefore begin at different times, and still end at the same upper.
 A collection that cannot be read just below upper is left out. A binding to an errored collection
 is frozen: the plan records this, and the transaction leaves the binding out even if the error has
 ended since. A binding that was added after upper was planned starts with the next transaction.
+
+A backlog is stored in few large transactions, but not in a single transaction that occupies the
+endpoint for hours. Every collection must be complete at the upper. The upper is therefore the
+end of a batch, and the size of a transaction is approximate.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from penstock.errors import UsageError
-from penstock.materialize.checkpoint import Checkpoint, Reached
+from penstock.materialize.checkpoint import Checkpoint, ResourceProgress
+from penstock.persist.state import CollectionState
 
-__all__ = ["Bound", "Changes", "Contents", "Interval", "Rewrite", "after", "interval_of"]
+__all__ = [
+    "BoundResource",
+    "Changes",
+    "Contents",
+    "Interval",
+    "Rewrite",
+    "checkpoint_after",
+    "limit_upper",
+    "missing_interval",
+]
 
 
 @dataclass(frozen=True, slots=True)
-class Bound:
+class BoundResource:
     """A resource and the state of the collection that is bound to it."""
 
     path: str
@@ -40,7 +54,7 @@ class Bound:
     """Name of the collection, for messages."""
 
     collection: str
-    """Id of the collection, as in `Reached`."""
+    """Id of the collection, as in `ResourceProgress`."""
 
     backfill: int
     since: int
@@ -49,7 +63,7 @@ class Bound:
     """Error intervals `[lower, upper)` of the collection."""
 
     columns: str = ""
-    """Hash of the columns, as in `Reached`."""
+    """Hash of the columns, as in `ResourceProgress`."""
 
     unknown: bool = False
     """True if the resource was not bound for some time, so its contents are not known."""
@@ -64,21 +78,21 @@ class Bound:
     """True if the transaction can truncate the resource."""
 
     layout: str = ""
-    """Id of the layout, as in `Reached`; empty if stored documents are never rewritten."""
+    """Id of the layout, as in `ResourceProgress`; empty if stored documents are never rewritten."""
 
     continued: frozenset[str] = frozenset()
     """Ids of earlier layouts whose rows match `layout` after Apply, without a rewrite."""
 
     predecessors: frozenset[str] = frozenset()
-    """Ids of the earlier collections of the name, as in `Reached`."""
+    """Ids of the earlier collections of the name, as in `ResourceProgress`."""
 
-    def holds_layout(self, reached: Reached) -> bool:
+    def holds_layout(self, reached: ResourceProgress) -> bool:
         """Return whether the stored rows match the layout, even without an update."""
         return not (reached.layout and self.layout) or (
             reached.layout == self.layout or reached.layout in self.continued
         )
 
-    def brings(self, reached: Reached | None, upper: int) -> bool:
+    def includes(self, reached: ResourceProgress | None, upper: int) -> bool:
         """Return whether a transaction up to `upper` includes the resource.
 
         The collection must be readable just below `upper`.
@@ -123,7 +137,7 @@ class Rewrite:
 Interval = Contents | Changes | Rewrite
 
 
-def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None:
+def missing_interval(bound: BoundResource, opened: Checkpoint, upper: int) -> Interval | None:
     """Return the updates below `upper` that a resource is missing; None if there are none.
 
     Raises:
@@ -132,7 +146,7 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
     reached = opened.bindings.get(bound.path)
     if reached is not None and reached.frontier > bound.upper and not bound.unknown:
         _check_history(bound, reached)
-    if not bound.brings(reached, upper):
+    if not bound.includes(reached, upper):
         return None
     if reached is None:
         return Contents(upper - 1)
@@ -143,8 +157,8 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
     if reached.backfill > bound.backfill:
         raise UsageError(
             f"resource {bound.path} holds backfill {reached.backfill} of collection "
-            f'"{bound.name}", and the file says {bound.backfill}',
-            hint=f"Say backfill: {reached.backfill}, or a larger number to write it anew.",
+            f'"{bound.name}", and the file requests {bound.backfill}',
+            hint=f"Set backfill: {reached.backfill}, or a larger number to write it again.",
         )
     if reached.collection != bound.collection and reached.backfill < bound.backfill:
         return Rewrite(None, upper - 1)
@@ -166,36 +180,36 @@ def interval_of(bound: Bound, opened: Checkpoint, upper: int) -> Interval | None
     if reached.frontier <= bound.since and reached.frontier:
         raise UsageError(
             f'resource {bound.path} holds collection "{bound.name}" up to {reached.frontier}, '
-            f"and what came after is not kept any more: since is {bound.since}",
-            hint=f"Write the resource anew: set its backfill to {reached.backfill + 1}.",
+            f"and later changes are no longer readable: since is {bound.since}",
+            hint=f"Write the resource again: set its backfill to {reached.backfill + 1}.",
         )
     if any(lower < upper and end > reached.frontier for lower, end in bound.errors):
         return Rewrite(before, upper - 1)
     return Changes(reached.frontier, upper)
 
 
-def _check_history(bound: Bound, reached: Reached) -> None:
+def _check_history(bound: BoundResource, reached: ResourceProgress) -> None:
     """Raise UsageError if the contents of a resource are not from the history of the collection."""
     if reached.backfill < bound.backfill:
         return  # The resource is replaced anyway.
-    hint = f"Write the resource anew: set its backfill to {reached.backfill + 1}."
+    hint = f"Write the resource again: set its backfill to {reached.backfill + 1}."
     if reached.collection != bound.collection and reached.collection not in bound.predecessors:
         raise UsageError(
-            f'resource {bound.path} holds another history than that of collection "{bound.name}"',
-            detail="The collection was dropped and made again, or the location is another.",
+            f'resource {bound.path} holds another history than collection "{bound.name}"',
+            detail="The collection was dropped and created again, or the location has changed.",
             hint=hint,
         )
     if reached.frontier > bound.upper:
         raise UsageError(
             f'resource {bound.path} holds collection "{bound.name}" up to {reached.frontier}, '
-            f"and there it ends at {bound.upper}",
+            f"and the collection ends at {bound.upper}",
             detail="The location was restored from an earlier copy.",
             hint=hint,
         )
 
 
-def after(
-    materialization: str, opened: Checkpoint, bounds: Mapping[str, Bound], upper: int
+def checkpoint_after(
+    materialization: str, opened: Checkpoint, bounds: Mapping[str, BoundResource], upper: int
 ) -> Checkpoint:
     """Return the checkpoint of a shard after the commit of the transaction up to `upper`.
 
@@ -203,17 +217,49 @@ def after(
     """
     reached = dict(opened.bindings)
     for path, bound in bounds.items():
-        held = reached.get(path)
-        if not bound.brings(held, upper):
+        progress = reached.get(path)
+        if not bound.includes(progress, upper):
             continue
         if (
-            held is not None
-            and held.frontier > upper
-            and held.backfill == bound.backfill
+            progress is not None
+            and progress.frontier > upper
+            and progress.backfill == bound.backfill
             and not bound.unknown
         ):
             continue  # Nothing was stored.
-        reached[path] = Reached(
+        reached[path] = ResourceProgress(
             bound.collection, bound.backfill, upper, bound.columns, bound.layout
         )
     return Checkpoint(materialization, reached)
+
+
+def limit_upper(
+    collections: Iterable[CollectionState], reached: int, upper: int, most_bytes: int
+) -> int:
+    """Return the largest time up to `upper` with at most about `most_bytes` to read.
+
+    If `reached` is 0, the result is `upper`: the initial contents are read as of one time, in
+    one transaction. The changes of a single batch are never divided either.
+    """
+    collections = list(collections)
+    if not reached:
+        return upper
+    ends: dict[int, int] = {}
+    for collection in collections:
+        for batch in collection.batches:
+            if reached < batch.upper <= upper:
+                ends[batch.upper] = ends.get(batch.upper, 0) + batch.memory
+    begins = max((collection.since for collection in collections), default=0)
+    limit, total = None, 0
+    for end in sorted(ends):
+        total += ends[end]
+        if end <= begins or any(_in_error(collection, end - 1) for collection in collections):
+            continue
+        if limit is not None and total > most_bytes:
+            return limit
+        limit = end
+    return upper
+
+
+def _in_error(collection: CollectionState, time: int) -> bool:
+    return any(span.lower <= time < span.upper for span in collection.errors)

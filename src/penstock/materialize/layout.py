@@ -8,22 +8,27 @@ resource adopts such a change in one of two ways:
     rewrite     all rows are stored again, within one transaction
 
 The checkpoint records the id of the layout of the rows that a resource holds. After any crash,
-the id shows whether the resource still needs one of the two (hazard C14).
+the id shows whether the resource still needs one of the two (hazard C14). The state of the
+materialization records recent layouts. A layout is recorded before the first transaction that
+uses it is planned. A layout that is not recorded is treated as different in every field.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
 import msgspec
-import pyarrow as pa
 import xxhash
 
-from penstock.data.schema import label_of
-from penstock.materialize.binding import Documents, Shape
-from penstock.materialize.rows import pointer_of
+from penstock.materialize.binding_kind import BindingKind, Documents
+from penstock.materialize.row_encoder import column_pointer
+from penstock.persist.state_store import StateStore
 from penstock.protocol.specs import CollectionSpec, MaterializationBinding, Projection
 
-__all__ = ["Layout", "LayoutChange", "compare_layouts", "layout_of", "renderings_of"]
+__all__ = ["KnownLayouts", "Layout", "LayoutChange", "compare_layouts", "layout_of"]
+
+STATE_KEY: Final = "layouts"
+LAYOUTS_PER_RESOURCE: Final = 4
 
 
 class Layout(msgspec.Struct, frozen=True):
@@ -49,29 +54,22 @@ class LayoutChange:
     """Fields that differ in rows without an update, and that the connector does not fill."""
 
 
-def renderings_of(columns: pa.Schema) -> Mapping[str, str]:
-    """Return, for each column, a text that changes exactly when its values print differently.
-
-    A widened integer prints the same. A float that becomes a double, or a decimal with a larger
-    scale, prints differently.
-    """
-    return {field.name: _rendering(field) for field in columns}
-
-
-def layout_of(collection: CollectionSpec, shape: Shape, binding: MaterializationBinding) -> Layout:
+def layout_of(
+    collection: CollectionSpec, kind: BindingKind, binding: MaterializationBinding
+) -> Layout:
     """Return the layout that a binding gives its resource."""
     selection = binding.field_selection
-    columns = {pointer_of(name): each for name, each in shape.renderings.items()}
+    columns = {column_pointer(name): projection for name, projection in kind.renderings.items()}
     projections = [collection.projection(name) for name in selection.fields]
     fields = {
-        each.field: (each.ptr, _field_rendering(each, columns))
-        for each in projections
-        if each is not None
+        projection.field: (projection.ptr, _field_rendering(projection, columns))
+        for projection in projections
+        if projection is not None
     }
     for position, name in enumerate(selection.keys):
         pointer, rendering = fields[name]
         fields[name] = pointer, f"{rendering} key {position}"
-    return Layout({} if isinstance(shape, Documents) else columns, fields)
+    return Layout({} if isinstance(kind, Documents) else columns, fields)
 
 
 def compare_layouts(before: Layout, after: Layout, filled: Collection[str]) -> LayoutChange:
@@ -98,17 +96,49 @@ def _field_rendering(projection: Projection, columns: Mapping[str, str]) -> str:
     return columns.get(pointer, f"document {default}")
 
 
-def _rendering(field: pa.Field) -> str:
-    kind = field.type
-    if pa.types.is_boolean(kind):
-        return "boolean"
-    if pa.types.is_integer(kind):
-        return "integer"
-    if pa.types.is_floating(kind):
-        return str(kind)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return "base64"
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return "text"
-    label = label_of(field) or ""
-    return f"{label} {kind.scale}" if pa.types.is_decimal(kind) else f"{label} {kind}"
+@dataclass(frozen=True, slots=True)
+class KnownLayouts:
+    """Recent layouts of each resource, oldest first, by path."""
+
+    by_path: Mapping[str, Sequence[Layout]]
+
+    @classmethod
+    def load(cls, store: StateStore) -> "KnownLayouts":
+        """Read the layouts from the state of a materialization."""
+        return cls.parse({STATE_KEY: store.get(STATE_KEY)})
+
+    @classmethod
+    def parse(cls, state: Mapping[str, Any]) -> "KnownLayouts":
+        """Return the layouts in the state entries of a materialization."""
+        return cls(msgspec.convert(state.get(STATE_KEY) or {}, dict[str, list[Layout]]))
+
+    def with_layouts(self, layouts: Mapping[str, Layout]) -> "KnownLayouts":
+        """Return these layouts plus the present layout of each resource.
+
+        Each resource keeps its newest `LAYOUTS_PER_RESOURCE` layouts.
+        """
+        known = dict(self.by_path)
+        for path, layout in layouts.items():
+            others = [other for other in known.get(path, ()) if other.id != layout.id]
+            known[path] = [*others, layout][-LAYOUTS_PER_RESOURCE:]
+        return KnownLayouts(known)
+
+    def to_state(self) -> Mapping[str, Any]:
+        """Return the entry for the state of the materialization."""
+        return {STATE_KEY: msgspec.json.decode(msgspec.json.encode(self.by_path))}
+
+    def continued(self, path: str, layout: Layout, filled: Collection[str]) -> frozenset[str]:
+        """Return the ids of layouts that the resource continues without a rewrite."""
+        changes = self.changes(path, layout, filled)
+        return frozenset(id for id, change in changes.items() if not change.rewritten)
+
+    def changes(
+        self, path: str, layout: Layout, filled: Collection[str]
+    ) -> Mapping[str, LayoutChange]:
+        """Return the change from each known layout of a resource, by its id, to `layout`.
+
+        `filled` is as in `compare_layouts`.
+        """
+        return {
+            known.id: compare_layouts(known, layout, filled) for known in self.by_path.get(path, ())
+        }

@@ -23,15 +23,15 @@ import pyarrow as pa
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import TransientError, UsageError
 from penstock.failpoints import Failpoint, hit
-from penstock.materialize.binding import BindingPlan
+from penstock.materialize.binding_kind import BindingPlan
 from penstock.materialize.checkpoint import Checkpoint
-from penstock.materialize.client import Connection, connect
-from penstock.materialize.feeds import read_here
-from penstock.materialize.intervals import Interval, after, interval_of
-from penstock.materialize.recovery import ShardLog
-from penstock.materialize.rounds import Told
-from penstock.materialize.session import Session
-from penstock.materialize.transact import Count, Feed, Gathering
+from penstock.materialize.commit_barrier import ShardReport
+from penstock.materialize.connector_client import Connection, connect
+from penstock.materialize.connector_session import ConnectorSession
+from penstock.materialize.interval_reader import read_locally
+from penstock.materialize.intervals import Interval, checkpoint_after, missing_interval
+from penstock.materialize.recovery_log import ShardLog
+from penstock.materialize.shard_transaction import IntervalReader, StoredCount, TransactionInput
 from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import Open, StateUpdate
@@ -39,12 +39,12 @@ from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.transport_security import Security
 
 __all__ = [
-    "Driver",
-    "Forked",
-    "OpenedElsewhere",
+    "CheckpointMismatch",
+    "EndpointAhead",
+    "ShardChannel",
     "ShardPlan",
     "cancel_sessions",
-    "forget_sessions",
+    "close_sessions",
     "run_shard",
 ]
 
@@ -64,144 +64,148 @@ class ShardPlan:
     address: str
     security: Security
     session: str
-    """Session id for a stream that this Spark task opens."""
+    """ConnectorSession id for a stream that this Spark task opens."""
 
 
-class Driver(Protocol):
-    """Interface of the driver for one Spark task; see `Rounds`."""
+class ShardChannel(Protocol):
+    """Channel of one Spark task to the commit barrier of its job."""
 
     def opened(self) -> None:
         """Report that the stream is open."""
         ...
 
-    def offer(self) -> ShardPlan | None:
+    def plan_next(self) -> ShardPlan | None:
         """Return the plan of the next transaction, or None."""
         ...
 
-    def commit(self, told: Told) -> bool:
-        """Wait until the commit is logged, and return whether the offered transaction follows."""
+    def commit(self, report: ShardReport) -> bool:
+        """Wait until the commit is recorded, and return whether the next transaction follows."""
         ...
 
-    def settled(self, acknowledged_ms: int) -> None:
+    def acknowledged(self, acknowledged_ms: int) -> None:
         """Report that the last commit is acknowledged."""
         ...
 
 
-class OpenedElsewhere(TransientError):
+class CheckpointMismatch(TransientError):
     """Checkpoint of an endpoint that differs from the one assumed when its rows were selected."""
 
     def __init__(self, key_range: KeyRange, checkpoint: Checkpoint) -> None:
-        super().__init__(f"shard {key_range} was opened at another checkpoint than the last")
+        super().__init__(
+            f"endpoint of shard {key_range} has another checkpoint than the recovery log"
+        )
         self.key_range = key_range
         self.checkpoint = checkpoint
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return OpenedElsewhere, (self.key_range, self.checkpoint)
+        return CheckpointMismatch, (self.key_range, self.checkpoint)
 
 
-class Forked(UsageError):
+class EndpointAhead(UsageError):
     """Endpoint with a transaction that the lake never planned, as after a restore of the lake."""
 
     def __init__(self, materialization: str, backfills: Mapping[str, int]) -> None:
         """Create the error; `backfills` are the backfill counters of the resources, by path."""
         super().__init__(
-            f'materialization "{materialization}" has written to {", ".join(backfills)} what the '
-            "location knows nothing of",
+            f'materialization "{materialization}" is ahead of its recovery log in '
+            f"{', '.join(backfills)}",
             detail="The location was restored from an earlier copy, or the materialization was "
-            "dropped and its target kept. What is there may not be so any more.",
-            hint="Write these resources anew: raise the backfill of each of their bindings by one.",
+            "dropped with --keep-target. Some of these rows may no longer exist upstream.",
+            hint="Write these resources again: raise the backfill of each binding by one.",
         )
         self.materialization = materialization
         self.backfills = dict(backfills)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Forked, (self.materialization, self.backfills)
+        return EndpointAhead, (self.materialization, self.backfills)
 
 
 @dataclass(slots=True)
-class _Kept:
+class _OpenSession:
     connection: Connection
-    session: Session
+    session: ConnectorSession
     pid: int
 
 
 _connections: Final[dict[tuple[str, str], Connection]] = {}
 """Connections of this process, by materialization and key range, also while they open."""
 
-_kept: Final[dict[tuple[str, str], _Kept]] = {}
+_sessions: Final[dict[tuple[str, str], _OpenSession]] = {}
 """Retained streams of this process, by materialization and key range."""
 
 
 def run_shard(
     plan: ShardPlan,
-    driver: Driver,
-    feed: Feed | None = None,
-    supposed: tuple[Interval | None, ...] | None = None,
+    channel: ShardChannel,
+    reader: IntervalReader | None = None,
+    expected: tuple[Interval | None, ...] | None = None,
 ) -> None:
     """Bring one shard to the upper of its plan, then run the transactions that the driver offers.
 
-    Return when the last commit is acknowledged. `feed` yields the updates for the intervals in
-    `supposed`. Without `feed`, the updates are read from the collections.
+    Return when the last commit is acknowledged. `reader` yields the updates for the intervals in
+    `expected`. Without `reader`, the updates are read from the collections.
 
     Raises:
-        OpenedElsewhere: the missing intervals differ from `supposed`.
-        Forked: the endpoint holds a transaction that this lake never planned.
+        CheckpointMismatch: the missing intervals differ from `expected`.
+        EndpointAhead: the endpoint holds a transaction that this lake never planned.
         ConnectorError: the connector rejected a request, or the connection was lost.
         DefiniteError: a collection contains data that cannot be materialized.
         UsageError: the contents of the endpoint cannot be continued.
-        NotLogged: another shard or the driver has failed.
+        CommitNotRecorded: another shard or the driver has failed.
     """
     begun = SYSTEM_CLOCK.boot_ms()
     name = (plan.materialization, str(plan.log.key_range))
-    kept = _kept.pop(name, None)
-    opened = kept is None or not _continues(kept, plan)
+    open_session = _sessions.pop(name, None)
+    opened = open_session is None or not _continues(open_session, plan)
     if opened:
-        if kept is not None and kept.pid == os.getpid():
-            _close(kept)
-        kept = _opened(plan)
-    assert kept is not None
+        if open_session is not None and open_session.pid == os.getpid():
+            _close(open_session)
+        open_session = _opened(plan)
+    assert open_session is not None
     opened_ms = SYSTEM_CLOCK.boot_ms() - begun
     try:
-        driver.opened()
+        channel.opened()
         if opened:
-            _check_not_forked(plan, kept.session.checkpoint)
-            _check_not_emptied(plan, kept.session.checkpoint)
-        if supposed is not None and supposed != _lacking(plan, kept.session.checkpoint):
-            raise OpenedElsewhere(plan.log.key_range, kept.session.checkpoint)
+            _check_not_ahead(plan, open_session.session.checkpoint)
+            _check_not_emptied(plan, open_session.session.checkpoint)
+        if expected is not None and expected != _missing_intervals(
+            plan, open_session.session.checkpoint
+        ):
+            raise CheckpointMismatch(plan.log.key_range, open_session.session.checkpoint)
         with ThreadPoolExecutor(1, "read ahead") as pool:
-            run = _Run(kept.session, driver, pool)
+            run = _Run(open_session.session, channel, pool)
             try:
-                following = run.transact(plan, feed, opened=opened, opened_ms=opened_ms)
+                following = run.transact(plan, reader, opened=opened, opened_ms=opened_ms)
                 while following is not None:
                     following = run.transact(following)
             finally:
                 run.close()
     except BaseException:
-        _close(kept)
+        _close(open_session)
         raise
-    _kept[name] = kept
+    _sessions[name] = open_session
 
 
-def _check_not_forked(plan: ShardPlan, opened: Checkpoint) -> None:
+def _check_not_ahead(plan: ShardPlan, opened: Checkpoint) -> None:
     """Check that no resource is ahead of its commit, except at the planned upper.
 
     A commit whose answer was lost is exactly at the upper that is still planned.
 
     Raises:
-        Forked: a resource is ahead at another time.
+        EndpointAhead: a resource is ahead at another time.
     """
     committed = plan.log.checkpoint
-    forked = {}
-    for each in plan.bindings:
-        path = each.bound.path
-        there = opened.bindings.get(path)
+    ahead_backfills = {}
+    for binding in plan.bindings:
+        path = binding.bound.path
+        stored = opened.bindings.get(path)
         known = None if committed is None else committed.bindings.get(path)
-        if there is None or each.bound.unknown or there.frontier == plan.upper:
+        if stored is None or binding.bound.unknown or stored.frontier == plan.upper:
             continue
-        if known is None or there.frontier > known.frontier:
-            forked[path] = there.backfill
-    if forked:
-        raise Forked(plan.spec.materialization, forked)
+        if known is None or stored.frontier > known.frontier:
+            ahead_backfills[path] = stored.backfill
+    if ahead_backfills:
+        raise EndpointAhead(plan.spec.materialization, ahead_backfills)
 
 
 def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
@@ -211,12 +215,12 @@ def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
         UsageError: the endpoint was replaced by an empty one, and the file requests no backfill.
     """
     committed = plan.log.checkpoint
-    for each in plan.bindings:
-        path = each.bound.path
+    for binding in plan.bindings:
+        path = binding.bound.path
         known = None if committed is None else committed.bindings.get(path)
-        if known is None or path in opened.bindings or each.bound.unknown:
+        if known is None or path in opened.bindings or binding.bound.unknown:
             continue
-        if known.frontier and known.backfill >= each.bound.backfill:
+        if known.frontier and known.backfill >= binding.bound.backfill:
             raise UsageError(
                 f'endpoint of materialization "{plan.spec.materialization}" has no checkpoint for '
                 f"resource {path}",
@@ -230,18 +234,20 @@ def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
 class _Run:
     """Transactions of one Spark task."""
 
-    def __init__(self, session: Session, driver: Driver, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, session: ConnectorSession, channel: ShardChannel, pool: ThreadPoolExecutor
+    ) -> None:
         self._session = session
-        self._driver = driver
+        self._channel = channel
         self._pool = pool
-        self._ahead: Future[Gathering] | None = None
+        self._ahead: Future[TransactionInput] | None = None
         self._acknowledge_ms: int | None = None
         """Time of the last Acknowledge, until its answer is reported to the driver."""
 
     def transact(
         self,
         plan: ShardPlan,
-        feed: Feed | None = None,
+        reader: IntervalReader | None = None,
         *,
         opened: bool = False,
         opened_ms: int = 0,
@@ -249,28 +255,30 @@ class _Run:
         """Run one transaction, and return the plan of the next one, or None."""
         session, marks = self._session, [SYSTEM_CLOCK.boot_ms()]
         state: StateUpdate | None = None
-        counts: tuple[Count, ...] = ()
-        stored = any(_lacking(plan, session.checkpoint))
+        counts: tuple[StoredCount, ...] = ()
+        stored = any(_missing_intervals(plan, session.checkpoint))
         if stored:
             ahead, self._ahead = self._ahead, None
-            gathering = ahead.result() if ahead else _gathering(plan, session.checkpoint, feed)
+            inputs = (
+                ahead.result() if ahead else _transaction_input(plan, session.checkpoint, reader)
+            )
             try:
-                session.begin(gathering.loaded)
-                for load in gathering.asked_ahead() if ahead else gathering.combine():
+                session.begin(inputs.loaded)
+                for load in inputs.requested_loads() if ahead else inputs.combine():
                     session.load(load)
                 session.await_acknowledged()
-                self._tell_settled()
+                self._report_acknowledged()
                 session.flush()
                 marks.append(SYSTEM_CLOCK.boot_ms())
-                counts = gathering.store(session)
+                counts = inputs.store(session)
                 session.start_commit(_after(plan, session.checkpoint))
             finally:
-                gathering.close()
+                inputs.close()
         marks += [SYSTEM_CLOCK.boot_ms()] * (3 - len(marks))
         self.close()
-        offered = self._driver.offer()
-        if offered is not None:
-            self._ahead = self._pool.submit(_read_ahead, offered, session.checkpoint)
+        next_plan = self._channel.plan_next()
+        if next_plan is not None:
+            self._ahead = self._pool.submit(_read_ahead, next_plan, session.checkpoint)
         if stored:
             state = session.started_commit()
         hit(Failpoint.STORE_DONE)
@@ -278,22 +286,24 @@ class _Run:
         log = replace(
             plan.log,
             checkpoint=session.checkpoint,
-            state_json=_with(plan.log.state_json, state),
+            state_json=_merge_state(plan.log.state_json, state),
             session=session.id,
         )
         read, store, commit = (later - sooner for sooner, later in pairwise(marks))
-        goes_on = self._driver.commit(
-            Told(log, counts, opened, opened_ms, read_ms=read, stored_ms=store, committed_ms=commit)
+        continues = self._channel.commit(
+            ShardReport(
+                log, counts, opened, opened_ms, read_ms=read, stored_ms=store, committed_ms=commit
+            )
         )
         hit(Failpoint.RECOVERY_DONE)
         if stored:
             session.acknowledge()
         if self._acknowledge_ms is None:
             self._acknowledge_ms = SYSTEM_CLOCK.boot_ms()
-        if goes_on and offered is not None:
-            return replace(offered, log=log)
+        if continues and next_plan is not None:
+            return replace(next_plan, log=log)
         session.settle()
-        self._tell_settled()
+        self._report_acknowledged()
         return None
 
     def close(self) -> None:
@@ -302,46 +312,54 @@ class _Run:
             self._ahead.result().close()
         self._ahead = None
 
-    def _tell_settled(self) -> None:
+    def _report_acknowledged(self) -> None:
         if self._acknowledge_ms is not None:
             hit(Failpoint.ACKNOWLEDGE_DONE)
-            self._driver.settled(SYSTEM_CLOCK.boot_ms() - self._acknowledge_ms)
+            self._channel.acknowledged(SYSTEM_CLOCK.boot_ms() - self._acknowledge_ms)
             self._acknowledge_ms = None
 
 
-def _gathering(plan: ShardPlan, held: Checkpoint, feed: Feed | None = None) -> Gathering:
-    def here(number: int, interval: Interval) -> Iterable[pa.Table]:
-        return read_here(plan.bindings[number], interval)
+def _transaction_input(
+    plan: ShardPlan, checkpoint: Checkpoint, reader: IntervalReader | None = None
+) -> TransactionInput:
+    def read(number: int, interval: Interval) -> Iterable[pa.Table]:
+        return read_locally(plan.bindings[number], interval)
 
-    return Gathering(
-        plan.spec, plan.bindings, _lacking(plan, held), plan.log.key_range, feed or here
+    return TransactionInput(
+        plan.spec,
+        plan.bindings,
+        _missing_intervals(plan, checkpoint),
+        plan.log.key_range,
+        reader or read,
     )
 
 
-def _read_ahead(plan: ShardPlan, held: Checkpoint) -> Gathering:
-    gathering = _gathering(plan, held)
+def _read_ahead(plan: ShardPlan, checkpoint: Checkpoint) -> TransactionInput:
+    inputs = _transaction_input(plan, checkpoint)
     try:
-        gathering.read_ahead()
+        inputs.read_ahead()
     except BaseException:
-        gathering.close()
+        inputs.close()
         raise
-    return gathering
+    return inputs
 
 
-def _after(plan: ShardPlan, held: Checkpoint) -> Checkpoint:
-    bounds = {each.bound.path: each.bound for each in plan.bindings}
-    return after(plan.materialization, held, bounds, plan.upper)
+def _after(plan: ShardPlan, checkpoint: Checkpoint) -> Checkpoint:
+    bounds = {binding.bound.path: binding.bound for binding in plan.bindings}
+    return checkpoint_after(plan.materialization, checkpoint, bounds, plan.upper)
 
 
-def _lacking(plan: ShardPlan, held: Checkpoint) -> tuple[Interval | None, ...]:
-    return tuple(interval_of(each.bound, held, plan.upper) for each in plan.bindings)
+def _missing_intervals(plan: ShardPlan, checkpoint: Checkpoint) -> tuple[Interval | None, ...]:
+    return tuple(
+        missing_interval(binding.bound, checkpoint, plan.upper) for binding in plan.bindings
+    )
 
 
-def forget_sessions() -> None:
+def close_sessions() -> None:
     """Close all streams of this process."""
-    for kept in _kept.values():
-        _close(kept)
-    _kept.clear()
+    for open_session in _sessions.values():
+        _close(open_session)
+    _sessions.clear()
 
 
 def cancel_sessions(materialization: str) -> None:
@@ -351,34 +369,36 @@ def cancel_sessions(materialization: str) -> None:
             connection.close()
 
 
-def _continues(kept: _Kept, plan: ShardPlan) -> bool:
+def _continues(open_session: _OpenSession, plan: ShardPlan) -> bool:
     return (
-        kept.pid == os.getpid()
-        and kept.connection.address == plan.address
-        and kept.session.id == plan.log.session
-        and kept.session.version == plan.version
-        and kept.session.idle
+        open_session.pid == os.getpid()
+        and open_session.connection.address == plan.address
+        and open_session.session.id == plan.log.session
+        and open_session.session.version == plan.version
+        and open_session.session.idle
     )
 
 
-def _opened(plan: ShardPlan) -> _Kept:
+def _opened(plan: ShardPlan) -> _OpenSession:
     connection = connect(plan.address, plan.security)
     _connections[plan.materialization, str(plan.log.key_range)] = connection
     try:
         request = Open(plan.spec, plan.version, plan.log.key_range, plan.log.state_json.encode())
-        session = Session.open(connection, request, id=plan.session, logged=plan.log.checkpoint)
+        session = ConnectorSession.open(
+            connection, request, id=plan.session, logged=plan.log.checkpoint
+        )
     except BaseException:
         connection.close()
         raise
-    return _Kept(connection, session, os.getpid())
+    return _OpenSession(connection, session, os.getpid())
 
 
-def _close(kept: _Kept) -> None:
-    kept.session.close()
-    kept.connection.close()
+def _close(open_session: _OpenSession) -> None:
+    open_session.session.close()
+    open_session.connection.close()
 
 
-def _with(state_json: str, update: StateUpdate | None) -> str:
+def _merge_state(state_json: str, update: StateUpdate | None) -> str:
     if update is None:
         return state_json
     return (combine_state(StateUpdate(state_json.encode()), update).json or b"{}").decode()

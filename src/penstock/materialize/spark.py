@@ -26,24 +26,29 @@ from pyspark.sql.types import BinaryType, DecimalType, StructField, StructType
 from penstock.data import DIFF, TIME
 from penstock.data.packed import key_hashes, pack
 from penstock.errors import PenstockError, TransientError, UsageError
-from penstock.materialize.binding import BindingPlan, Documents, Rows
-from penstock.materialize.carrying import as_carried, carrying_errors
+from penstock.materialize.binding_kind import BindingPlan, Documents, Rows
 from penstock.materialize.checkpoint import NOTHING
-from penstock.materialize.feeds import (
-    as_documents,
-    check_only_added,
-    memory_of,
-    ordered_by,
-    streams,
-    whole_keys,
+from penstock.materialize.commit_barrier import CommitBarrier, CommitCoordinator, CommitNotRecorded
+from penstock.materialize.driver_channel import (
+    Address,
+    DriverChannel,
+    DriverChannelServer,
+    restore_errors,
+    transport_errors,
 )
-from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite, interval_of
-from penstock.materialize.line import Address, Line, RoundsServer
-from penstock.materialize.rounds import Commits, NotLogged, Rounds
-from penstock.materialize.rows import documents, field_columns
+from penstock.materialize.interval_reader import (
+    can_stream,
+    check_no_deletes,
+    estimate_bytes,
+    sort_columns,
+    split_at_keys,
+    updates_to_documents,
+)
+from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite, missing_interval
+from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.materialize.run_certificate import run_certificate
 from penstock.materialize.shard import ShardPlan, run_shard
-from penstock.materialize.transact import reading_order
+from penstock.materialize.shard_transaction import read_order
 from penstock.persist.merge.spark import mapped_spark_errors
 from penstock.persist.scan.consolidation_sql import quoted
 from penstock.persist.scan.plan import scan_changes, scan_snapshot
@@ -56,19 +61,19 @@ from penstock.reduce import COMBINED
 from penstock.reduce.native import Aggregate, NativePlan
 from penstock.reduce.spark import aggregate_rows
 
-__all__ = ["SparkShards"]
+__all__ = ["SparkRunner"]
 
 LARGE_BYTES: Final = 64 << 20
 """Minimum size of an interval that Spark reads and sorts."""
 
-TOLD: Final = "done binary"
+RESULT_SCHEMA: Final = "done binary"
 NO_TURN: Final = -1
 """Turn of the placeholder row, which gives every shard a Spark task."""
 
 Intervals = tuple[Interval | None, ...]
 
 
-class SparkShards:
+class SparkRunner:
     """Runner of shards as Spark tasks of a session."""
 
     def __init__(
@@ -89,8 +94,8 @@ class SparkShards:
         self._slots = 0
         """Largest number of Spark tasks that ran at the same time."""
 
-    def run(self, plans: Sequence[ShardPlan], commits: Commits) -> None:
-        """See `Jobs`.
+    def run(self, plans: Sequence[ShardPlan], coordinator: CommitCoordinator) -> None:
+        """See `Runner`.
 
         Raises:
             PenstockError: an error of a Spark task or of the driver.
@@ -98,37 +103,41 @@ class SparkShards:
         doing = f'materialize "{plans[0].spec.materialization}"'
         self._check_slots(len(plans), doing)
         host = self._spark.conf.get("spark.driver.host", "127.0.0.1") or "127.0.0.1"
-        rounds = Rounds(len(plans), commits, lambda offered: not self._is_large(offered))
+        barrier = CommitBarrier(
+            len(plans), coordinator, lambda next_plans: not self._is_large(next_plans)
+        )
         certificate = None if is_private(f"{host}:0") else run_certificate()
-        server = RoundsServer(rounds, host, secrets.token_bytes(32), len(plans), certificate)
+        server = DriverChannelServer(
+            barrier, host, secrets.token_bytes(32), len(plans), certificate
+        )
         context, tag = self._spark.sparkContext, _tag(plans[0].materialization)
         context.addJobTag(tag)
         try:
-            with mapped_spark_errors(doing), as_carried():
+            with mapped_spark_errors(doing), restore_errors():
                 large = self._is_large(plans) and not self._streams(plans)
                 run = self._large if large else self._small
-                told = run(plans, server.address)
+                results = run(plans, server.address)
         finally:
             context.removeJobTag(tag)
             server.close()
-        if rounds.error is not None:
-            raise rounds.error
-        errors = [pickle.loads(each) for each in told if each]
-        # NotLogged is only the consequence of an error in another shard.
-        for error in sorted(errors, key=lambda each: isinstance(each, NotLogged)):
+        if barrier.error is not None:
+            raise barrier.error
+        errors = [pickle.loads(result) for result in results if result]
+        # CommitNotRecorded is only the consequence of an error in another shard.
+        for error in sorted(errors, key=lambda error: isinstance(error, CommitNotRecorded)):
             raise error
-        if len(told) != len(plans):
+        if len(results) != len(plans):
             raise TransientError(
                 f"Spark could not {doing}",
-                detail=f"Of {len(plans)} tasks, {len(told)} have told what they did.",
+                detail=f"Of {len(plans)} tasks, {len(results)} have returned a result.",
             )
 
     def cancel(self, materialization: str) -> None:
-        """See `Jobs`. Spark ends the Python workers of the Spark tasks."""
+        """See `Runner`. Spark ends the Python workers of the Spark tasks."""
         self._spark.sparkContext.cancelJobsWithTag(_tag(materialization))
 
     def _is_large(self, plans: Sequence[ShardPlan]) -> bool:
-        return max(_memory(plan, _supposed(plan)) for plan in plans) >= self._large_bytes
+        return max(_memory(plan, _expected_intervals(plan)) for plan in plans) >= self._large_bytes
 
     def _streams(self, plans: Sequence[ShardPlan]) -> bool:
         """Return whether a single Spark task can read all intervals itself within its memory."""
@@ -137,9 +146,9 @@ class SparkShards:
         plan = plans[0]
         return all(
             interval is None
-            or memory_of(each.collection, interval) < self._large_bytes
-            or streams(each, interval, self._large_bytes)
-            for each, interval in zip(plan.bindings, _supposed(plan), strict=True)
+            or estimate_bytes(binding.collection, interval) < self._large_bytes
+            or can_stream(binding, interval, self._large_bytes)
+            for binding, interval in zip(plan.bindings, _expected_intervals(plan), strict=True)
         )
 
     def _check_slots(self, count: int, doing: str) -> None:
@@ -148,21 +157,22 @@ class SparkShards:
         self._slots = max(self._slots, now)
         if count > self._slots:
             raise UsageError(
-                f"Spark cannot {doing}: it has {count} shards, and runs {now} tasks at a time",
-                hint=f"Say shards: {now} or fewer, or give Spark more cores.",
+                f"Spark cannot {doing}: {count} shards need as many concurrent tasks, and Spark "
+                f"runs {now}",
+                hint=f"Set shards: {now} or fewer, or give Spark more cores.",
             )
         if count > now:
             raise TransientError(
                 f"Spark cannot {doing} now: it has {count} shards, and Spark runs {now} tasks at a "
                 "time",
-                detail=f"It has run {self._slots}; executors were lost.",
-                hint="It goes on when they are back.",
+                detail=f"Spark has run {self._slots} tasks at a time; executors were lost.",
+                hint="The materialization continues when the executors are back.",
             )
 
-    def _small(self, plans: Sequence[ShardPlan], line: Address) -> list[bytes]:
+    def _small(self, plans: Sequence[ShardPlan], address: Address) -> list[bytes]:
         def task(mine: Iterable[tuple[int, ShardPlan]]) -> Iterator[bytes]:
             for at, plan in mine:
-                yield _told(at, plan, line, supposed=_supposed(plan))
+                yield _run_task(at, plan, address, expected=_expected_intervals(plan))
 
         context = self._spark.sparkContext
         tasks: Any = context.parallelize(list(enumerate(plans)), len(plans))
@@ -172,11 +182,13 @@ class SparkShards:
             tasks = tasks.barrier()
         return list(tasks.mapPartitions(task).collect())
 
-    def _large(self, plans: Sequence[ShardPlan], line: Address) -> list[bytes]:
-        supposed = [_supposed(plan) for plan in plans]
+    def _large(self, plans: Sequence[ShardPlan], address: Address) -> list[bytes]:
+        expected = [_expected_intervals(plan) for plan in plans]
         frames = [
-            self._shared_out(plans, [at for at, each in enumerate(supposed) if each == intervals])
-            for intervals in dict.fromkeys(supposed)
+            self._with_shard_column(
+                plans, [number for number, missing in enumerate(expected) if missing == intervals]
+            )
+            for intervals in dict.fromkeys(expected)
             if any(intervals)
         ]
         # A shard without rows would have no Spark task, and would not commit.
@@ -186,22 +198,24 @@ class SparkShards:
         rows = reduce(DataFrame.unionByName, frames).repartitionById(len(plans), "shard")
         bindings = plans[0].bindings
         order = ["turn"]
-        for number, each in enumerate(bindings):
-            order += [f"r{number}.{quoted(name)}" for name in _sorted_by(each)]
+        for number, binding in enumerate(bindings):
+            order += [f"r{number}.{quoted(name)}" for name in _sorted_by(binding)]
 
         def task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             at = BarrierTaskContext.get().partitionId()
-            told = _told(at, plans[at], line, _Batches(batches, bindings), supposed[at])
-            yield pa.record_batch([pa.array([told], pa.binary())], names=["done"])
+            results = _run_task(
+                at, plans[at], address, _SparkBatches(batches, bindings), expected[at]
+            )
+            yield pa.record_batch([pa.array([results], pa.binary())], names=["done"])
 
         sorted_rows = rows.sortWithinPartitions(*order)
-        told = sorted_rows.mapInArrow(task, TOLD, barrier=True).collect()
-        return [bytes(row["done"]) for row in told]
+        results = sorted_rows.mapInArrow(task, RESULT_SCHEMA, barrier=True).collect()
+        return [bytes(row["done"]) for row in results]
 
-    def _shared_out(self, plans: Sequence[ShardPlan], shards: Sequence[int]) -> DataFrame:
+    def _with_shard_column(self, plans: Sequence[ShardPlan], shards: Sequence[int]) -> DataFrame:
         """Return the rows of shards with equal intervals, with a column `shard`."""
         plan = plans[shards[0]]
-        bindings, intervals = plan.bindings, _supposed(plan)
+        bindings, intervals = plan.bindings, _expected_intervals(plan)
         frames = [
             self._tagged(bindings, number, interval, plan.upper)
             for number, interval in enumerate(intervals)
@@ -212,79 +226,80 @@ class SparkShards:
             return rows.withColumn("shard", F.lit(0))
         ranges = [(at, plans[at].log.key_range) for at in shards]
 
-        def share_out(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def rebalance(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 yield from _with_shards(batch, bindings, ranges)
 
         schema = rows.withColumn("shard", F.lit(0)).schema
-        return rows.mapInArrow(share_out, schema)
+        return rows.mapInArrow(rebalance, schema)
 
     def _tagged(
         self, bindings: Sequence[BindingPlan], number: int, interval: Interval, upper: int
     ) -> DataFrame:
         """Return the updates of one binding in its struct; the other structs are null."""
-        rows = self._fed(bindings[number], interval, upper)
-        schemas = [self._nothing(each, upper) for each in bindings]
+        rows = self._input(bindings[number], interval, upper)
+        schemas = [self._nothing(binding, upper) for binding in bindings]
         # SUBTLE: Spark matches the fields of structs by position, even in unionByName. A struct
         # therefore has the field order of its schema in the DataFrames of all bindings.
         structs = [
-            F.struct(*map(_column, schema.names)).cast(schema).alias(f"r{at}")
-            if at == number
-            else F.lit(None).cast(schema).alias(f"r{at}")
-            for at, schema in enumerate(schemas)
+            F.struct(*map(_column, schema.names)).cast(schema).alias(f"r{position}")
+            if position == number
+            else F.lit(None).cast(schema).alias(f"r{position}")
+            for position, schema in enumerate(schemas)
         ]
-        turn = reading_order(bindings).index(number)
+        turn = read_order(bindings).index(number)
         return rows.select(F.lit(turn).alias("turn"), *structs)
 
-    def _fed(self, plan: BindingPlan, interval: Interval, upper: int) -> DataFrame:
+    def _input(self, plan: BindingPlan, interval: Interval, upper: int) -> DataFrame:
         """Return the input of a Spark task: updates of rows, or documents with order columns."""
-        rows, shape = self._rows(plan, interval), plan.shape
-        if isinstance(shape, Rows):
+        rows, kind = self._rows(plan, interval), plan.kind
+        if isinstance(kind, Rows):
             return rows
-        schema, name = self._fed_schema(plan, shape, upper), plan.bound.name
-        if shape.native is not None:
-            return self._aggregated(rows, plan.bound.name, shape, shape.native, schema)
+        schema, name = self._input_schema(plan, kind, upper), plan.bound.name
+        if kind.native is not None:
+            return self._aggregated(rows, plan.bound.name, kind, kind.native, schema)
         stored = _stored(plan, interval)
 
-        def as_fed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def to_input(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
                 table = pa.Table.from_batches([batch]).select(stored.names).cast(stored)
-                with carrying_errors():
-                    found = as_documents(table, shape, collection=name)
+                with transport_errors():
+                    found = updates_to_documents(table, kind, collection=name)
                 yield from found.to_batches()
 
-        return rows.mapInArrow(as_fed, schema)
+        return rows.mapInArrow(to_input, schema)
 
     def _aggregated(
         self,
         rows: DataFrame,
         name: str,
-        shape: Documents,
+        kind: Documents,
         native: NativePlan,
         schema: StructType,
     ) -> DataFrame:
         """Return the rows, combined by Spark into one document per key."""
 
-        def as_fed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        def to_input(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             for batch in batches:
-                with carrying_errors():
-                    check_only_added(batch.column(DIFF).to_numpy(), collection=name)
+                with transport_errors():
+                    check_no_deletes(batch.column(DIFF).to_numpy(), collection=name)
                 table = pa.Table.from_batches([batch]).select(native.columns.names)
                 table = table.cast(native.columns)
-                keys = pack(field_columns(table, native.key))
-                order = [table.column(each).combine_chunks() for each in shape.order]
+                keys = pack(encode_fields(table, native.key))
+                order = [table.column(column).combine_chunks() for column in kind.order]
                 yield pa.record_batch(
-                    [keys, documents(table), *order], names=[each.name for each in schema]
+                    [keys, encode_documents(table), *order],
+                    names=[column.name for column in schema],
                 )
 
-        return aggregate_rows(rows, native).mapInArrow(as_fed, schema)
+        return aggregate_rows(rows, native).mapInArrow(to_input, schema)
 
-    def _fed_schema(self, plan: BindingPlan, shape: Documents, upper: int) -> StructType:
+    def _input_schema(self, plan: BindingPlan, kind: Documents, upper: int) -> StructType:
         stored = self._empty(plan, upper).schema
-        names = [name for name in ordered_by(shape) if name not in COMBINED.names]
+        names = [name for name in sort_columns(kind) if name not in COMBINED.names]
         order = [
-            StructField(name, _widened(column, shape) or stored[column].dataType)
-            for name, column in zip(names, shape.order, strict=True)
+            StructField(name, _widened(column, kind) or stored[column].dataType)
+            for name, column in zip(names, kind.order, strict=True)
         ]
         return StructType(
             [StructField("key", BinaryType()), StructField("document", BinaryType()), *order]
@@ -301,8 +316,8 @@ class SparkShards:
         )
 
     def _nothing(self, plan: BindingPlan, upper: int) -> StructType:
-        if isinstance(plan.shape, Documents):
-            return self._fed_schema(plan, plan.shape, upper)
+        if isinstance(plan.kind, Documents):
+            return self._input_schema(plan, plan.kind, upper)
         return self._empty(plan, upper).schema
 
     def _empty(self, plan: BindingPlan, upper: int) -> DataFrame:
@@ -320,9 +335,9 @@ class SparkShards:
                 return _added(scanner.contents(scan_snapshot(collection, as_of)), as_of)
             case Rewrite(before, as_of):
                 now = scanner.contents(scan_snapshot(collection, as_of))
-                if not isinstance(plan.shape, Rows) or before is None:
+                if not isinstance(plan.kind, Rows) or before is None:
                     return _added(now, as_of)
-                key = list(plan.shape.key)
+                key = list(plan.kind.key)
                 was = scanner.contents(scan_snapshot(collection, before))
                 gone = was.join(now.select(*map(_column, key)), key, "left_anti")
                 taken = _timed(gone.withColumn(DIFF, F.lit(-1).cast("long")), as_of)
@@ -341,19 +356,19 @@ def _timed(rows: DataFrame, time: int) -> DataFrame:
     return rows.withColumn(TIME, F.lit(time).cast("long"))
 
 
-def _widened(column: str, shape: Documents) -> DecimalType | None:
+def _widened(column: str, kind: Documents) -> DecimalType | None:
     """Return the type of a sum column, which is wider than its input; None for other columns."""
-    native = shape.native
+    native = kind.native
     summed = native is not None and native.aggregates.get(column) is Aggregate.SUM
     return DecimalType(38, 0) if summed else None
 
 
 def _sorted_by(plan: BindingPlan) -> Sequence[str]:
-    match plan.shape:
+    match plan.kind:
         case Rows(key):
             return key
-        case Documents() as shape:
-            return ordered_by(shape)
+        case Documents() as kind:
+            return sort_columns(kind)
 
 
 def _stored(plan: BindingPlan, interval: Interval) -> pa.Schema:
@@ -361,20 +376,20 @@ def _stored(plan: BindingPlan, interval: Interval) -> pa.Schema:
     return stored_columns_of(schema_as_of(plan.collection, max(as_of, 0)))
 
 
-class _Batches:
-    """Feed of a Spark task from the batches of Spark, binding after binding."""
+class _SparkBatches:
+    """IntervalReader of a Spark task from the batches of Spark, binding after binding."""
 
     def __init__(self, batches: Iterator[pa.RecordBatch], bindings: Sequence[BindingPlan]) -> None:
         self._batches = batches
         self._bindings = bindings
-        self._turns = {number: turn for turn, number in enumerate(reading_order(bindings))}
+        self._turns = {number: turn for turn, number in enumerate(read_order(bindings))}
         self._next: pa.RecordBatch | None = None
 
     def __call__(self, number: int, interval: Interval) -> Iterator[pa.Table]:
         plan = self._bindings[number]
-        match plan.shape:
+        match plan.kind:
             case Rows(key):
-                return whole_keys(self._of(number, _stored(plan, interval)), key)
+                return split_at_keys(self._of(number, _stored(plan, interval)), key)
             case Documents():
                 return self._of(number, COMBINED)
 
@@ -405,7 +420,7 @@ def _with_shards(
     ranges: Sequence[tuple[int, KeyRange]],
 ) -> Iterator[pa.RecordBatch]:
     turns = batch.column("turn").to_numpy()
-    for turn, number in enumerate(reading_order(bindings)):
+    for turn, number in enumerate(read_order(bindings)):
         rows = batch.filter(pa.array(turns == turn))
         if not rows.num_rows:
             continue
@@ -419,48 +434,50 @@ def _with_shards(
 
 
 def _packed(rows: pa.Table, plan: BindingPlan) -> pa.BinaryArray:
-    match plan.shape:
+    match plan.kind:
         case Documents():
             return rows.column("key").combine_chunks()
         case Rows(key):
             schema = stored_columns_of(plan.collection.schemas[-1])
             keys = rows.select(key).cast(pa.schema([schema.field(name) for name in key]))
-            return pack(field_columns(keys, key))
+            return pack(encode_fields(keys, key))
 
 
-def _supposed(plan: ShardPlan) -> Intervals:
+def _expected_intervals(plan: ShardPlan) -> Intervals:
     """Return the missing interval of each binding, if the endpoint agrees with the recovery log."""
-    held = plan.log.checkpoint or NOTHING
-    return tuple(interval_of(each.bound, held, plan.upper) for each in plan.bindings)
+    checkpoint = plan.log.checkpoint or NOTHING
+    return tuple(
+        missing_interval(binding.bound, checkpoint, plan.upper) for binding in plan.bindings
+    )
 
 
 def _memory(plan: ShardPlan, intervals: Intervals) -> int:
     return sum(
-        memory_of(each.collection, interval)
-        for each, interval in zip(plan.bindings, intervals, strict=True)
+        estimate_bytes(binding.collection, interval)
+        for binding, interval in zip(plan.bindings, intervals, strict=True)
         if interval is not None
     )
 
 
-def _told(
+def _run_task(
     at: int,
     plan: ShardPlan,
     address: Address,
-    feed: _Batches | None = None,
-    supposed: Intervals | None = None,
+    feed: _SparkBatches | None = None,
+    expected: Intervals | None = None,
 ) -> bytes:
     """Run a shard, and return its pickled error, or empty bytes.
 
     The error is returned, not raised, because Spark would retry the Spark task.
     """
     try:
-        line = Line(address, at)
+        channel = DriverChannel(address, at)
         try:
-            run_shard(plan, line, feed, supposed)
+            run_shard(plan, channel, feed, expected)
         except BaseException:
-            line.close(done=False)
+            channel.close(done=False)
             raise
-        line.close(done=True)
+        channel.close(done=True)
     except PenstockError as error:
         return pickle.dumps(error)
     finally:

@@ -31,13 +31,13 @@ from penstock.errors import InternalError
 from penstock.materialize.errors import ConnectorRefused
 from penstock.reduce import COMBINED, Combiner, Reducer, reduce_rows
 
-__all__ = ["Combining"]
+__all__ = ["SpillingCombiner"]
 
 _STEP_BYTES: Final = 1 << 20
 _VALUE: Final = methodcaller("as_py")
 
 
-class Combining:
+class SpillingCombiner:
     """Documents of one binding: combined, then reduced into the loaded documents.
 
     The caller must close it, also after an error. Returned arrays and batches stay valid.
@@ -59,12 +59,12 @@ class Combining:
         self._open_bytes = 0
         self._enough = self._step
         self._last: bytes | None = None
-        self._kept: list[pa.RecordBatch] = []
-        self._kept_bytes = 0
-        self._kept_aside = _Aside(folder, compression="lz4")
+        self._combined: list[pa.RecordBatch] = []
+        self._combined_bytes = 0
+        self._combined_file = _SpillFile(folder, compression="lz4")
         self._loaded: list[tuple[pa.BinaryArray, pa.BinaryArray]] = []
         self._loaded_bytes = 0
-        self._runs_aside = _Aside(folder, compression=None)
+        self._runs_file = _SpillFile(folder, compression=None)
 
     def __enter__(self) -> Self:
         return self
@@ -80,20 +80,20 @@ class Combining:
     def close(self) -> None:
         """Release all memory and disk space."""
         self._open = Combiner(self._reducer)
-        self._kept, self._loaded = [], []
-        self._open_bytes = self._kept_bytes = self._loaded_bytes = 0
-        self._kept_aside.close()
-        self._runs_aside.close()
+        self._combined, self._loaded = [], []
+        self._open_bytes = self._combined_bytes = self._loaded_bytes = 0
+        self._combined_file.close()
+        self._runs_file.close()
 
     @property
     def held_bytes(self) -> int:
         """Size of the documents in memory between calls."""
-        return self._open_bytes + self._kept_bytes + self._loaded_bytes
+        return self._open_bytes + self._combined_bytes + self._loaded_bytes
 
     @property
-    def aside_bytes(self) -> int:
+    def spilled_bytes(self) -> int:
         """Size of the spill files."""
-        return self._kept_aside.bytes + self._runs_aside.bytes
+        return self._combined_file.bytes + self._runs_file.bytes
 
     def add(self, rows: pa.Table) -> list[pa.BinaryArray]:
         """Add rows of `COMBINED`, in order of keys and, within a key, in source order.
@@ -119,19 +119,19 @@ class Combining:
         # Rows that do not combine wait until their size has doubled: the cost stays linear.
         self._enough = max(self._step, 2 * self._open_bytes)
         keys = [self._keep(batch) for batch in rows[:end].combine_chunks().to_batches()]
-        if self._kept_bytes + self._open_bytes > self._half:
-            for batch in self._kept:
-                self._kept_aside.write(batch)
-            self._kept, self._kept_bytes = [], 0
+        if self._combined_bytes + self._open_bytes > self._half:
+            for batch in self._combined:
+                self._combined_file.write(batch)
+            self._combined, self._combined_bytes = [], 0
         return keys
 
     def _keep(self, batch: pa.RecordBatch) -> pa.BinaryArray:
         keys = batch.column("key")
         if self._last is not None and keys[0].as_py() <= self._last:
-            raise InternalError(f"a {self._reducer.what} came after one of a later key")
+            raise InternalError(f"{self._reducer.what} arrived after a later key")
         self._last = keys[-1].as_py()
-        self._kept.append(batch)
-        self._kept_bytes += batch.nbytes
+        self._combined.append(batch)
+        self._combined_bytes += batch.nbytes
         return keys.unique()
 
     def loaded(self, keys: pa.BinaryArray, documents: pa.BinaryArray) -> None:
@@ -140,23 +140,23 @@ class Combining:
         self._loaded_bytes += keys.nbytes + documents.nbytes
         if self._loaded_bytes > self._half:
             for run in self._sorted():
-                self._runs_aside.write(run)
+                self._runs_file.write(run)
             self._loaded, self._loaded_bytes = [], 0
 
     def _sorted(self) -> list[pa.RecordBatch]:
-        parts = [pa.table(each, names=COMBINED.names).cast(COMBINED) for each in self._loaded]
+        parts = [pa.table(arrays, names=COMBINED.names).cast(COMBINED) for arrays in self._loaded]
         rows = pa.concat_tables([COMBINED.empty_table(), *parts])
-        found: list[pa.RecordBatch] = (
+        batches: list[pa.RecordBatch] = (
             rows.take(pc.sort_indices(rows["key"])).combine_chunks().to_batches()
         )
-        return found
+        return batches
 
     def combined(self) -> Iterator[pa.RecordBatch]:
         """Yield batches of `COMBINED` in order of keys. All rows of a key are in one batch."""
         if self._open_bytes:
-            raise InternalError(f"a {self._reducer.what} was asked for before all were added")
-        yield from self._kept_aside
-        yield from self._kept
+            raise InternalError(f"{self._reducer.what} was requested before all were added")
+        yield from self._combined_file
+        yield from self._combined
 
     def reduced(self, *, keep_deleted: bool = False) -> Iterator[pa.RecordBatch]:
         """Yield batches of `REDUCED` in order of keys.
@@ -170,7 +170,7 @@ class Combining:
         """
         last = self._sorted()
         self._loaded = [(batch.column("key"), batch.column("document")) for batch in last]
-        runs = [_Run(batch) for batch in (*self._runs_aside, *last)]
+        runs = [_Run(batch) for batch in (*self._runs_file, *last)]
         for batch in self.combined():
             for rows, loaded in _aligned(batch, runs, self._step):
                 self._check(rows["key"], loaded["key"])
@@ -180,11 +180,11 @@ class Combining:
         for run in runs:
             self._check(pa.chunked_array([], pa.binary()), run.rest["key"])
 
-    def _check(self, asked: pa.ChunkedArray, loaded: pa.ChunkedArray) -> None:
+    def _check(self, requested: pa.ChunkedArray, loaded: pa.ChunkedArray) -> None:
         """Check that each loaded key was requested, and was loaded once."""
-        unknown = loaded.filter(pc.invert(pc.is_in(loaded, value_set=asked)))
+        unknown = loaded.filter(pc.invert(pc.is_in(loaded, value_set=requested)))
         if len(unknown):
-            raise self._refused(unknown[0], "that nobody asked for")
+            raise self._refused(unknown[0], "without a request")
         if pc.count_distinct(loaded).as_py() < len(loaded):
             counts = pc.value_counts(loaded)
             often = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
@@ -192,13 +192,13 @@ class Combining:
 
     def _refused(self, key: pa.Scalar, how: str) -> ConnectorRefused:
         return ConnectorRefused(
-            f"the connector loaded a document of key {unpack_row(key.as_py())!r} {how}",
-            detail=f"It is a {self._reducer.what}.",
-            hint="This is a defect of the connector; nothing of the transaction is committed.",
+            f"connector loaded a document of key {unpack_row(key.as_py())!r} {how}",
+            detail=f"The loaded document is a {self._reducer.what}.",
+            hint="This is a defect of the connector. The transaction was not committed.",
         )
 
 
-class _Aside:
+class _SpillFile:
     """Spill file of batches, in write order."""
 
     def __init__(self, folder: Path | None, *, compression: str | None) -> None:
@@ -254,16 +254,16 @@ def _aligned(
     A part ends between two keys.
     """
     keys = batch.column("key")
-    found = [run.until(keys[-1].as_py()) for run in runs]
+    loaded_parts = [run.until(keys[-1].as_py()) for run in runs]
     middle = len(keys) // 2
     cut = _first(keys, middle) or _after(keys, keys[middle].as_py())
-    if cut < len(keys) and batch.nbytes + sum(part.nbytes for part in found) > most:
+    if cut < len(keys) and batch.nbytes + sum(part.nbytes for part in loaded_parts) > most:
         yield from _aligned(batch[:cut], runs, most)
         yield from _aligned(batch[cut:], runs, most)
         return
-    for run, part in zip(runs, found, strict=True):
+    for run, part in zip(runs, loaded_parts, strict=True):
         run.rest = run.rest[len(part) :]
-    yield pa.Table.from_batches([batch]), pa.Table.from_batches(found, COMBINED)
+    yield pa.Table.from_batches([batch]), pa.Table.from_batches(loaded_parts, COMBINED)
 
 
 def _first(keys: pa.Array, row: int) -> int:

@@ -1,29 +1,25 @@
-"""Status of a materialization, for the CLI and the status page."""
+"""Progress, counters and error of a materialization, and the status made of them."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final
 
 from penstock.errors import PenstockError
-from penstock.materialize.building import Built
-from penstock.materialize.lakeside import Ready
-from penstock.materialize.rounds import Told
+from penstock.materialize.commit_barrier import ShardReport
+from penstock.materialize.inputs import Readiness
+from penstock.materialize.spec_builder import BuiltSpec
 from penstock.persist.records import ErrorSpan
 from penstock.progress.time import format_time
+from penstock.supervisor.status import (
+    BindingStatus,
+    FrozenBinding,
+    MaterializationStatus,
+    StepStatus,
+)
 
 __all__ = ["Status"]
 
 DELIVERING: Final = ("following", "storing")
-
-
-@dataclass(slots=True)
-class _Binding:
-    collection: str
-    resource: str = ""
-    delta_updates: bool = False
-    deletes: bool = True
-    documents: int = 0
-    bytes: int = 0
 
 
 @dataclass(slots=True)
@@ -58,50 +54,34 @@ class Status:
     error: str = ""
     transactions: int = 0
     last: Mapping[str, int] = field(default_factory=dict[str, int])
-    bindings: list[_Binding] = field(default_factory=list[_Binding])
+    bindings: list[BindingStatus] = field(default_factory=list[BindingStatus])
 
     def __post_init__(self) -> None:
-        self.bindings = [_Binding(each) for each in self.collections]
+        self.bindings = [BindingStatus(name) for name in self.collections]
 
-    def told(self) -> Mapping[str, Any]:
-        """Return the status as a JSON object."""
-        return {
-            "phase": "degraded" if self.degraded and self.phase in DELIVERING else self.phase,
-            "upper": self.upper,
-            "lag_ms": self.lag_ms,
-            "waits_for": self._waits_for() or None,
-            "waiting": {"step": self.step, "since_ms": self.step_since_ms}
-            if self.overdue
-            else None,
-            "left_behind": list(self.degraded),
-            "degraded": [
-                {
-                    "collection": name,
-                    "time": span.lower,
-                    "message": span.error.message,
-                    "detail": span.error.detail,
-                    "hint": span.error.hint,
-                }
+    def snapshot(self) -> MaterializationStatus:
+        """Return the status at this time."""
+        return MaterializationStatus.of(
+            phase="degraded" if self.degraded and self.phase in DELIVERING else self.phase,
+            upper=self.upper,
+            lag_ms=self.lag_ms,
+            waits_for=self._waits_for() or None,
+            waiting=StepStatus(self.step, self.step_since_ms) if self.overdue else None,
+            left_behind=tuple(self.degraded),
+            degraded=tuple(
+                FrozenBinding(
+                    name, span.lower, span.error.message, span.error.detail, span.error.hint
+                )
                 for name, span in self.degraded.items()
-            ],
-            "documents": sum(each.documents for each in self.bindings),
-            "bytes": sum(each.bytes for each in self.bindings),
-            "transactions": self.transactions,
-            "counted_since_ms": self.counted_since_ms,
-            "last_transaction": dict(self.last),
-            "bindings": [
-                {
-                    "collection": each.collection,
-                    "resource": each.resource,
-                    "delta_updates": each.delta_updates,
-                    "deletes": each.deletes,
-                    "documents": each.documents,
-                    "bytes": each.bytes,
-                }
-                for each in self.bindings
-            ],
-            "error": self.error or None,
-        }
+            ),
+            documents=sum(binding.documents for binding in self.bindings),
+            bytes=sum(binding.bytes for binding in self.bindings),
+            transactions=self.transactions,
+            counted_since_ms=self.counted_since_ms,
+            last_transaction=dict(self.last),
+            bindings=tuple(self.bindings),
+            error=self.error or None,
+        )
 
     def _waits_for(self) -> str:
         if not self.overdue:
@@ -112,21 +92,26 @@ class Status:
         """Record the start of a step, or the end of the last step if `step` is empty."""
         self.step, self.step_since_ms, self.overdue = step, now_ms, False
 
-    def wait(self, what: str) -> None:
+    def wait(self, condition: str) -> None:
         """Record the condition that the materialization waits for."""
-        self.phase, self.waits_for = "waiting", what
+        self.phase, self.waits_for = "waiting", condition
 
-    def build(self, built: Built) -> None:
+    def build(self, built: BuiltSpec) -> None:
         """Record the bindings that the connector has accepted."""
         applied = zip(self.bindings, built.spec.bindings, built.deletes, strict=True)
-        for binding, spec, deletes in applied:
-            binding.deletes = deletes
-            binding.resource = ".".join(spec.resource_path)
-            binding.delta_updates = spec.delta_updates
+        self.bindings = [
+            replace(
+                binding,
+                deletes=deletes,
+                resource=".".join(spec.resource_path),
+                delta_updates=spec.delta_updates,
+            )
+            for binding, spec, deletes in applied
+        ]
 
-    def look(
+    def update(
         self,
-        ready: Ready,
+        ready: Readiness,
         reached: int,
         stopped: PenstockError | None = None,
         *,
@@ -143,22 +128,26 @@ class Status:
         elif ready.upper <= reached:
             self.phase, self.error = "following", ""
 
-    def commit(self, told: Sequence[Told], upper: int) -> None:
+    def commit(self, reports: Sequence[ShardReport], upper: int) -> None:
         """Record a committed transaction, with the reports of all shards."""
         self.upper, self.error = upper, ""
         self.transactions += 1
-        for each in told:
-            for binding, count in zip(self.bindings, each.counts, strict=False):
-                binding.documents += count.documents
-                binding.bytes += count.bytes
+        for report in reports:
+            for number, count in enumerate(report.counts[: len(self.bindings)]):
+                binding = self.bindings[number]
+                self.bindings[number] = replace(
+                    binding,
+                    documents=binding.documents + count.documents,
+                    bytes=binding.bytes + count.bytes,
+                )
         self.last = {
-            "opened_ms": max(each.opened_ms for each in told),
-            "read_ms": max(each.read_ms for each in told),
-            "stored_ms": max(each.stored_ms for each in told),
-            "committed_ms": max(each.committed_ms for each in told),
+            "opened_ms": max(report.opened_ms for report in reports),
+            "read_ms": max(report.read_ms for report in reports),
+            "stored_ms": max(report.stored_ms for report in reports),
+            "committed_ms": max(report.committed_ms for report in reports),
         }
 
-    def settle(self, acknowledged_ms: int) -> None:
+    def acknowledge(self, acknowledged_ms: int) -> None:
         """Record the acknowledgement of the last transaction."""
         self.phase = "following"
         self.last = {**self.last, "acknowledged_ms": acknowledged_ms}

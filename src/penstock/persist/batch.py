@@ -178,22 +178,24 @@ class Batches:
         upper: int = END,
     ) -> pa.Table:
         """Return the updates of `batch` with times in `[lower, upper)`, as rows of `schema`."""
-        pieces = [
+        tables = [
             self.part_rows(collection, each, schema)
             for each in part_scans_of(collection, batch, lower=lower, upper=upper)
         ]
-        return pa.concat_tables(pieces) if len(pieces) != 1 else pieces[0]
+        return pa.concat_tables(tables) if len(tables) != 1 else tables[0]
 
     def part_rows(
-        self, collection: CollectionState, piece: PartScan, schema: SchemaVersion
+        self, collection: CollectionState, part_scan: PartScan, schema: SchemaVersion
     ) -> pa.Table:
         """Return the updates of one part scan, as rows of `schema`."""
-        rows = self._part(piece.part, stored_columns_of(piece.written))
-        if not piece.whole:
+        rows = self._part(part_scan.part, stored_columns_of(part_scan.written))
+        if not part_scan.whole:
             times = rows.column(TIME)
-            within = pc.and_(pc.greater_equal(times, piece.lower), pc.less(times, piece.upper))
+            within = pc.and_(
+                pc.greater_equal(times, part_scan.lower), pc.less(times, part_scan.upper)
+            )
             rows = rows.filter(within)
-        return self._read_through(collection, rows, piece.written, schema)
+        return self._read_through(collection, rows, part_scan.written, schema)
 
     def footer(self, part: Stored) -> pq.FileMetaData:
         """Return the verified Parquet footer of an object, from a cache of recently used footers.
@@ -212,7 +214,7 @@ class Batches:
                 where=self._blob.name,
                 detail="The object is missing."
                 if data is None
-                else "Its footer is not what was written.",
+                else "Its footer differs from the written one.",
             )
         told = pq.read_metadata(pa.BufferReader(data))
         with self._lock:
@@ -250,7 +252,7 @@ class Batches:
             if collection.id not in self.codecs:
                 raise UsageError(
                     f'collection "{collection.name}" was written with several versions of a codec',
-                    detail="Only the codec can bring what they wrote together.",
+                    detail="Only the codec can convert values between its versions.",
                     hint="Open it with create_or_load and the codecs of its keys and values.",
                 )
             rows = _recoded(rows, written, self.codecs[collection.id])
@@ -260,14 +262,14 @@ class Batches:
 @lru_cache(maxsize=1024)
 def defaults_of(schemas: tuple[SchemaVersion, ...]) -> Mapping[str, pa.Scalar]:
     """Return the values that older rows hold in columns added after they were written."""
-    found: dict[str, pa.Scalar] = {}
+    defaults: dict[str, pa.Scalar] = {}
     for version in schemas:
         if version.defaults:
             row = pa.ipc.open_stream(pa.py_buffer(version.defaults)).read_all()
             columns = columns_of(schemas[-1])
             for name in row.schema.names:
-                found[name] = row.column(name).cast(columns.field(name).type)[0]
-    return found
+                defaults[name] = row.column(name).cast(columns.field(name).type)[0]
+    return defaults
 
 
 def _recoded(rows: pa.Table, written: SchemaVersion, codecs: tuple[Codec, Codec]) -> pa.Table:

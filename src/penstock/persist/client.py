@@ -186,7 +186,7 @@ class Client:
     @property
     def state(self) -> State:
         """Complete state of the location, as one immutable value."""
-        return self.reader.look()
+        return self.reader.refresh()
 
     @property
     def epoch(self) -> int | None:
@@ -216,19 +216,22 @@ class Client:
         """
         check_name(name, owner)
         key, value = codec_of(key), codec_of(value)
-        wanted = schema_version(name, key, value, schema, key_columns)
-        found = self.reader.look().named(name)
-        if found is None:
-            found = self.committer.run(
-                lambda state: [] if state.named(name) else [Create(name, wanted, owner)],
+        requested = schema_version(name, key, value, schema, key_columns)
+        collection = self.reader.refresh().named(name)
+        if collection is None:
+            collection = self.committer.run(
+                lambda state: [] if state.named(name) else [Create(name, requested, owner)],
                 lambda _, after: after.named(name),
             )
-        accept(found, wanted, where=self.url)
+        accept(collection, requested, where=self.url)
         if key is not None and value is not None:
-            self._batches.codecs[found.id] = (key, value)
-        if found.schemas[-1].codecs != wanted.codecs and self._runtime.committer is not None:
-            self._move_codecs(found.id, wanted)
-        return Collection(self, found.id, name)
+            self._batches.codecs[collection.id] = (key, value)
+        if (
+            collection.schemas[-1].codecs != requested.codecs
+            and self._runtime.committer is not None
+        ):
+            self._move_codecs(collection.id, requested)
+        return Collection(self, collection.id, name)
 
     def collection(self, name: str, *, as_of: int | None = None) -> "Collection":
         """Return the collection that a name refers to, with the codecs or schema that it has.
@@ -236,21 +239,25 @@ class Client:
         With `as_of`, return the collection that a read as of that time uses: an earlier
         collection of the same name may have been replaced.
         """
-        state = self.reader.look()
-        found = state.named(name, as_of)
-        if found is None:
+        state = self.reader.refresh()
+        collection = state.named(name, as_of)
+        if collection is None:
             raise CollectionMissing(name, where=self.url, known=state.listed())
-        names = [codec for codec, _ in found.schemas[-1].codecs]
-        if names and found.id not in self._batches.codecs and all(n in BUILT_IN for n in names):
-            self._batches.codecs[found.id] = (BUILT_IN[names[0]], BUILT_IN[names[1]])
-        return Collection(self, found.id, name)
+        names = [codec for codec, _ in collection.schemas[-1].codecs]
+        if (
+            names
+            and collection.id not in self._batches.codecs
+            and all(n in BUILT_IN for n in names)
+        ):
+            self._batches.codecs[collection.id] = (BUILT_IN[names[0]], BUILT_IN[names[1]])
+        return Collection(self, collection.id, name)
 
     def collections(self, *, hidden: bool = False) -> list[str]:
         """Return the sorted names of all collections, without hidden ones by default.
 
         A hidden collection has a slash in its name and holds internal state of a source.
         """
-        return self.reader.look().listed(hidden=hidden)
+        return self.reader.refresh().listed(hidden=hidden)
 
     def append_all(
         self, appends: Sequence[AppendTo], collection_changes: Sequence[CollectionChange] = ()
@@ -270,21 +277,21 @@ class Client:
             self._must_be_ours(named.collection)
         # Updates for a collection that grows are prepared in its new schema.
         growing: dict[Collection, list[Grow]] = {}
-        for each in collection_changes:
-            if isinstance(each, Grow):
-                growing.setdefault(each.collection, []).append(each)
+        for change in collection_changes:
+            if isinstance(change, Grow):
+                growing.setdefault(change.collection, []).append(change)
         before = {collection.id: collection.state for collection in growing}
         after = {
             collection.id: with_growth(before[collection.id], grows).schemas
             for collection, grows in growing.items()
         }
         pieces: list[CollectionAppend] = []
-        for each in collection_changes:
-            if isinstance(each, WriteTo):
-                schemas = after.get(each.collection.id)
+        for change in collection_changes:
+            if isinstance(change, WriteTo):
+                schemas = after.get(change.collection.id)
                 pieces += [
-                    collection_append(each.collection, u, schemas=schemas)
-                    for u in split_updates(each.updates)
+                    collection_append(change.collection, u, schemas=schemas)
+                    for u in split_updates(change.updates)
                 ]
         for append in appends:
             pieces += [
@@ -301,7 +308,7 @@ class Client:
         if collection_changes:
             versions = {id: len(state.schemas) for id, state in before.items()}
             work.plan_changes = partial(operations_of, collection_changes, versions=versions)
-            work.changed_ids = [each.collection.id for each in collection_changes]
+            work.changed_ids = [change.collection.id for change in collection_changes]
         outcome: Appended | UpperMismatch = self.committer.submit(work).result()
         return outcome
 
@@ -325,19 +332,19 @@ class Client:
         """
 
         def plan(state: State) -> list[Operation]:
-            found = (state.named(name) for name in names)
-            return [Destroy(each.id) for each in found if each is not None]
+            collections = (state.named(name) for name in names)
+            return [Destroy(collection.id) for collection in collections if collection is not None]
 
-        there = self.committer.run(plan, lambda before, after: before is not after)
-        return bool(there)
+        changed = self.committer.run(plan, lambda before, after: before is not after)
+        return bool(changed)
 
     def unsealed(self) -> list[Unsealed]:
         """Return the updates that were written but not sealed, by collection.
 
         After a takeover, these are the unfinished writes of the predecessor.
         """
-        state = self.reader.look()
-        found = []
+        state = self.reader.refresh()
+        ranges = []
         for collection in state.collections.values():
             rows = [
                 self._batches.rows(
@@ -349,15 +356,15 @@ class Client:
             count = sum(table.num_rows for table in rows)
             if count:
                 bounds = [pc.min_max(table.column(TIME)) for table in rows if table.num_rows]
-                found.append(
+                ranges.append(
                     Unsealed(
                         collection.name,
                         count,
-                        min(each["min"].as_py() for each in bounds),
-                        max(each["max"].as_py() for each in bounds) + 1,
+                        min(bound["min"].as_py() for bound in bounds),
+                        max(bound["max"].as_py() for bound in bounds) + 1,
                     )
                 )
-        return sorted(found, key=lambda each: each.collection)
+        return sorted(ranges, key=lambda unsealed: unsealed.collection)
 
     def discard_unsealed(self, names: Sequence[str] | None = None) -> None:
         """Void updates that were written but not sealed, in one log entry.
@@ -367,8 +374,8 @@ class Client:
 
         def plan(state: State) -> list[Operation]:
             chosen = sorted(state.names) if names is None else names
-            found = [self._named(state, name) for name in chosen]
-            return [Discard(c.id) for c in found if any(b.upper > c.upper for b in c.batches)]
+            collections = [self._named(state, name) for name in chosen]
+            return [Discard(c.id) for c in collections if any(b.upper > c.upper for b in c.batches)]
 
         self.committer.run(plan, lambda _before, _after: None)
 
@@ -413,14 +420,14 @@ class Client:
     def difference(
         self,
         collection: Collection,
-        wanted: Staged | None,
+        expected: Staged | None,
         staging: str,
         *,
         time: int,
         staged: Sequence[Staged] = (),
         growing: Sequence[Grow] = (),
     ) -> "pa.Table | Staged":
-        """Return the updates at `time` that make the contents equal to `wanted`.
+        """Return the updates at `time` that make the contents equal to `expected`.
 
         The current contents are all updates that were written to the collection, sealed or
         not, and `staged`. A comparison larger than `merge_bytes` is delegated to the
@@ -431,13 +438,13 @@ class Client:
         id, name = collection.id, collection.name
         with self.reader.claims.claim(id, name, FILES_ONLY) as claim:
             state = with_growth(claim.state.collections[id], growing)
-            minus = [*state.batches, *(each.batch for each in staged if each.batch is not None)]
-            plus = [] if wanted is None or wanted.batch is None else [wanted.batch]
+            minus = [*state.batches, *(part.batch for part in staged if part.batch is not None)]
+            plus = [] if expected is None or expected.batch is None else [expected.batch]
             with self._machine.fence_before_damage():
-                found = self._maintenance().merger.difference(
+                difference = self._maintenance().merger.difference(
                     state, minus, plus, staging, time=time
                 )
-        return found if isinstance(found, pa.Table) else Staged(found)
+        return difference if isinstance(difference, pa.Table) else Staged(difference)
 
     def hand_over(self, staging: str) -> LockHandoff:
         """Close without releasing the lock, and return the handoff for another process.
@@ -458,7 +465,7 @@ class Client:
 
     def hold(self, owner: str) -> DurableHold:
         """Return the durable hold of `owner`; take it over if another process owns it."""
-        self.reader.look()
+        self.reader.refresh()
         return DurableHold(self._machine, self._settings, owner)
 
     def drop_hold(self, owner: str) -> None:
@@ -530,16 +537,16 @@ class Client:
         return self._runtime.maintenance
 
     def _named(self, state: State, name: str) -> CollectionState:
-        found = state.named(name)
-        if found is None:
+        collection = state.named(name)
+        if collection is None:
             raise CollectionMissing(name, where=self.url, known=state.listed())
-        return found
+        return collection
 
-    def _move_codecs(self, id: int, wanted: SchemaVersion) -> None:
+    def _move_codecs(self, id: int, requested: SchemaVersion) -> None:
         def plan(state: State) -> list[Operation]:
             stored = state.collections[id].schemas[-1]
-            if stored.codecs == wanted.codecs:
+            if stored.codecs == requested.codecs:
                 return []
-            return [Alter(id, structs.replace(wanted, version=stored.version + 1))]
+            return [Alter(id, structs.replace(requested, version=stored.version + 1))]
 
         self.committer.run(plan, lambda _before, _after: None, touches=[id])

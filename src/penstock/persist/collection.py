@@ -99,7 +99,7 @@ class Collection:
 
         Readers see the updates after a seal past their times.
         """
-        return self._submit(self.piece(updates, time=time))
+        return self._submit(collection_append(self, updates, time=time))
 
     def seal(self, upper: int) -> "Future[Appended]":
         """Declare all times below `upper` permanently complete. `END` closes the collection."""
@@ -109,8 +109,10 @@ class Collection:
         self, updates: Updates, expected_upper: int, new_upper: int, *, time: int | None = None
     ) -> Appended | UpperMismatch:
         """Write and seal in one step, if the current upper equals `expected_upper`."""
-        piece = self.piece(updates, expected=expected_upper, upper=new_upper, time=time)
-        outcome: Appended | UpperMismatch = self._submit(piece).result()
+        append = collection_append(
+            self, updates, expected=expected_upper, upper=new_upper, time=time
+        )
+        outcome: Appended | UpperMismatch = self._submit(append).result()
         return outcome
 
     def allow_compaction(self, since: int) -> "Future[Allowed]":
@@ -197,24 +199,13 @@ class Collection:
         def plan(state: State) -> list[Operation]:
             return [Destroy(self.id)] if self.id in state.collections else []
 
-        there = self.client.committer.run(
+        changed = self.client.committer.run(
             plan, lambda before, after: before is not after, touches=[self.id]
         )
-        return bool(there)
+        return bool(changed)
 
-    def _submit(self, piece: CollectionAppend) -> "Future[Any]":
-        return self.client.committer.submit(Append([piece]))
-
-    def piece(
-        self,
-        updates: Updates,
-        *,
-        expected: int | None = None,
-        upper: int | None = None,
-        time: int | None = None,
-    ) -> CollectionAppend:
-        """Return the updates in stored form; see `collection_append`."""
-        return collection_append(self, updates, expected=expected, upper=upper, time=time)
+    def _submit(self, append: CollectionAppend) -> "Future[Any]":
+        return self.client.committer.submit(Append([append]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,17 +244,17 @@ def collection_append(
     ):
         raise UsageError(
             f'upper of collection "{collection.name}" cannot go from {expected} back to {upper}',
-            hint="Let the new upper be at or past the expected one.",
+            hint="Give a new upper at or past the expected one.",
         )
     schemas = state.schemas if schemas is None else schemas
     newest = len(schemas) - 1
-    piece = CollectionAppend(collection.id, expected=expected, upper=upper, schema=newest)
+    append = CollectionAppend(collection.id, expected=expected, upper=upper, schema=newest)
     schema = schemas[newest]
     if isinstance(updates, Staged):
-        put_staged(piece, updates.batch)
+        put_staged(append, updates.batch)
     elif isinstance(updates, pa.Table | pa.RecordBatch):
         rows = table_of(updates, columns_of(schema), time=time, collection=collection.name)
-        put_table(piece, rows)
+        put_table(append, rows)
     elif time is not None:
         raise UsageError(
             f'updates for collection "{collection.name}" have times of their own',
@@ -276,18 +267,19 @@ def collection_append(
                 f'collection "{collection.name}" was opened without its codecs',
                 hint="Open it with create_or_load and the codecs of its keys and values.",
             )
-        put_pairs(piece, updates, codecs, columns_of(schema), collection=collection.name)
+        put_pairs(append, updates, codecs, columns_of(schema), collection=collection.name)
     else:
-        put_rows(piece, updates, columns_of(schema), collection=collection.name)
-    if piece.beyond and expected is not None and upper is not None:
-        if piece.lower < expected:
+        put_rows(append, updates, columns_of(schema), collection=collection.name)
+    if append.beyond and expected is not None and upper is not None:
+        if append.lower < expected:
             raise UsageError(
-                f'update of collection "{collection.name}" at {piece.lower} lies below {expected}',
+                f'update of collection "{collection.name}" at {append.lower} lies below {expected}',
                 hint="Updates must lie at or past the expected upper.",
             )
-        if piece.beyond > upper:
+        if append.beyond > upper:
             raise UsageError(
-                f'update of collection "{collection.name}" at {piece.beyond - 1} is beyond {upper}',
+                f'update of collection "{collection.name}" at {append.beyond - 1} '
+                f"is beyond {upper}",
                 hint="Updates must lie below the new upper.",
             )
-    return piece
+    return append

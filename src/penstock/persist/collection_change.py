@@ -103,17 +103,17 @@ class WriteTo:
 CollectionChange: TypeAlias = Begin | Grow | Fail | Recover | Replace | WriteTo
 
 
-def with_growth(found: CollectionState, growing: Sequence[Grow]) -> CollectionState:
+def with_growth(collection: CollectionState, growing: Sequence[Grow]) -> CollectionState:
     """Return the collection state after the given growth.
 
     Raises:
         UsageError: the schema cannot change in this way.
     """
-    for each in growing:
-        further = grown(found, each.schema, each.defaults)
+    for growth in growing:
+        further = grown(collection, growth.schema, growth.defaults)
         if further is not None:
-            found = replace(found, schemas=(*found.schemas, further))
-    return found
+            collection = replace(collection, schemas=(*collection.schemas, further))
+    return collection
 
 
 def operations_of(
@@ -128,26 +128,27 @@ def operations_of(
         UsageError: a change is rejected.
     """
     operations: list[Operation] = []
-    for id in {each.collection.id for each in changes if isinstance(each, Grow)}:
-        found = state.collections[id]
-        if len(found.schemas) != versions[id]:
+    for id in {change.collection.id for change in changes if isinstance(change, Grow)}:
+        collection = state.collections[id]
+        if len(collection.schemas) != versions[id]:
             raise UsageError(
-                f'schema of collection "{found.name}" was altered meanwhile', hint="Try again."
+                f'schema of collection "{collection.name}" was altered concurrently',
+                hint="Try again.",
             )
-    for each in changes:
-        found = state.collections[each.collection.id]
-        match each:
+    for change in changes:
+        collection = state.collections[change.collection.id]
+        match change:
             case Begin(since=since):
-                operation: Operation | None = _begin(found, check_as_of(since))
+                operation: Operation | None = _begin(collection, check_as_of(since))
             case Grow():
-                further = grown(found, each.schema, each.defaults)
-                operation = None if further is None else log.Alter(found.id, further)
+                further = grown(collection, change.schema, change.defaults)
+                operation = None if further is None else log.Alter(collection.id, further)
             case Fail(time=time, error=error):
-                operation = _fail(found, check_as_of(time), error)
+                operation = _fail(collection, check_as_of(time), error)
             case Recover(time=time):
-                operation = _recover(found, check_as_of(time))
+                operation = _recover(collection, check_as_of(time))
             case Replace(by=by, time=time):
-                operation = _replace(found, state.collections[by.id], check_as_of(time))
+                operation = _replace(collection, state.collections[by.id], check_as_of(time))
             case WriteTo():
                 operation = None
             case unhandled:
@@ -158,79 +159,82 @@ def operations_of(
     return operations
 
 
-def _begin(found: CollectionState, since: int) -> Operation:
-    what = f'collection "{found.name}" cannot begin at {since}'
-    if found.upper > 0:
+def _begin(collection: CollectionState, since: int) -> Operation:
+    what = f'collection "{collection.name}" cannot begin at {since}'
+    if collection.upper > 0:
         raise UsageError(
             what,
-            detail=f"Its upper is {found.upper}: times below it are complete.",
-            hint="Only a collection in which nothing has been complete can be given a beginning.",
+            detail=f"Its upper is {collection.upper}: times below it are complete.",
+            hint="Set the beginning of a collection before its first seal.",
         )
-    if found.begins or found.since > since:
+    if collection.begins or collection.since > since:
         raise UsageError(
             what,
-            detail=f"It begins at {found.begins}, and its since is {found.since}.",
+            detail=f"It begins at {collection.begins}, and its since is {collection.since}.",
             hint="A collection begins once.",
         )
-    return log.Begin(found.id, since)
+    return log.Begin(collection.id, since)
 
 
-def _fail(found: CollectionState, time: int, error: StoredError) -> Operation:
-    what = f'collection "{found.name}" cannot fail at {time}'
-    if time < found.upper:
+def _fail(collection: CollectionState, time: int, error: StoredError) -> Operation:
+    what = f'collection "{collection.name}" cannot fail at {time}'
+    if time < collection.upper:
         raise UsageError(
             what,
-            detail=f"Its upper is {found.upper}: what can be read below it stays so.",
-            hint=f"Let it fail at {found.upper} or later.",
+            detail=f"Its upper is {collection.upper}: contents below it do not change.",
+            hint=f"Record the error at {collection.upper} or later.",
         )
-    if (last := _last(found)) is not None and last.upper > time:
+    if (last := _last(collection)) is not None and last.upper > time:
         until = "and has not recovered" if last.upper == END else f"until {last.upper}"
         raise UsageError(
             what,
             detail=f"It failed at {last.lower} {until}: {last.error.message}.",
-            hint="The first error stands; let it recover before it fails again.",
+            hint="The first error stays recorded. Recover the collection before the next error.",
         )
-    return log.Fail(found.id, time, error)
+    return log.Fail(collection.id, time, error)
 
 
-def _recover(found: CollectionState, time: int) -> Operation:
-    what = f'collection "{found.name}" cannot recover at {time}'
-    last = _last(found)
+def _recover(collection: CollectionState, time: int) -> Operation:
+    what = f'collection "{collection.name}" cannot recover at {time}'
+    last = _last(collection)
     if last is None or last.upper < END:
         raise UsageError(what, detail="It is not in error.", hint="There is nothing to do.")
-    if time < max(found.upper, last.lower):
+    if time < max(collection.upper, last.lower):
         raise UsageError(
             what,
-            detail=f"It failed at {last.lower}, and its upper is {found.upper}: "
-            "what cannot be read below it stays so.",
-            hint=f"Let it recover at {max(found.upper, last.lower)} or later.",
+            detail=f"It failed at {last.lower}, and its upper is {collection.upper}: "
+            "contents below it do not change.",
+            hint=f"Recover it at {max(collection.upper, last.lower)} or later.",
         )
-    return log.Recover(found.id, time)
+    return log.Recover(collection.id, time)
 
 
-def _replace(found: CollectionState, by: CollectionState, time: int) -> Operation:
-    what = f'collection "{found.name}" cannot be replaced at {time}'
-    if found.successor:
+def _replace(collection: CollectionState, by: CollectionState, time: int) -> Operation:
+    what = f'collection "{collection.name}" cannot be replaced at {time}'
+    if collection.successor:
         raise UsageError(
             what,
-            detail=f"Another collection has its name from {found.upper} on.",
+            detail=f"Another collection has its name from {collection.upper} on.",
             hint="Replace that one.",
         )
-    if time < found.upper or any(batch.upper > found.upper for batch in found.batches):
+    if time < collection.upper or any(
+        batch.upper > collection.upper for batch in collection.batches
+    ):
         raise UsageError(
             what,
-            detail=f"Its upper is {found.upper}, and it may hold updates that are not sealed.",
-            hint=f"Discard updates that are not sealed, and replace it at {found.upper} or later.",
+            detail=f"Its upper is {collection.upper}, and it may hold updates that are not sealed.",
+            hint="Discard updates that are not sealed, and replace it at "
+            f"{collection.upper} or later.",
         )
-    if by.id == found.id or by.upper or by.begins != time or by.owner != found.owner:
+    if by.id == collection.id or by.upper or by.begins != time or by.owner != collection.owner:
         raise UsageError(
             what,
             detail=f'Collection "{by.name}" of owner "{by.owner}" begins at {by.begins} and has '
             f"upper {by.upper}.",
             hint="Replace it by a collection of the same owner that begins at that time.",
         )
-    return log.Replace(found.id, by.id, time)
+    return log.Replace(collection.id, by.id, time)
 
 
-def _last(found: CollectionState) -> "log.ErrorSpan | None":
-    return found.errors[-1] if found.errors else None
+def _last(collection: CollectionState) -> "log.ErrorSpan | None":
+    return collection.errors[-1] if collection.errors else None

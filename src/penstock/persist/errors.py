@@ -86,8 +86,7 @@ class SinceError(UsageError):
     ) -> None:
         """Describe a read of contents as of a time or, with `lower`, of changes from there on."""
         compacted = (
-            f"Its since is {describe_time(since)}: what it was before that time has been "
-            "compacted away."
+            f"Its since is {describe_time(since)}: earlier contents have been compacted away."
         )
         before = (
             f"It begins at {describe_time(begins)}: there was nothing to read before that time."
@@ -191,9 +190,9 @@ class AlreadyFailed(PenstockError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f'operation on collection "{name}" was not tried',
-            detail="An operation queued before it on the same collection failed; to go on could "
-            "have sealed a hole.",
-            hint="Look at the first failure, then repeat both.",
+            detail="An operation queued before it on the same collection failed. To continue "
+            "could have sealed a hole.",
+            hint="Resolve the first failure, then repeat both operations.",
         )
 
 

@@ -84,12 +84,12 @@ class Hold(Struct, frozen=True):
 
 def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
     """Return the newest version number and contents of each hold, by hold id."""
-    newest = {found[0] for listed in blob.list(HOLDS) if (found := hold_of(listed.key))}
+    newest = {parsed[0] for listed in blob.list(HOLDS) if (parsed := hold_of(listed.key))}
     holds: dict[str, tuple[int, Hold]] = {}
     for id in sorted(newest):
         # The owner may replace a version between the listing and the read, repeatedly.
         while versions := [
-            found[1] for listed in blob.list(hold_prefix(id)) if (found := hold_of(listed.key))
+            parsed[1] for listed in blob.list(hold_prefix(id)) if (parsed := hold_of(listed.key))
         ]:
             key = hold_key(id, versions[-1])
             if (data := blob.get(key)) is not None:
@@ -241,38 +241,38 @@ class _Registered(ABC):
 
     def _place(self, number: int, id: int, name: str, since: int) -> Claim:
         while True:
-            state = self._look()
+            state = self._refresh()
             _check_since(state, id, name, since)
             claim = Claim(id, since, state)
             with self._lock:
                 self._claims[number] = claim
             self._published_more()
             hit(Failpoint.HOLD_PLACED)
-            state = self._settled(id, since, claim.position)
+            state = self._await_announcements(id, since, claim.position)
             _check_since(state, id, name, since)
             if state.collected <= claim.position:
                 hit(Failpoint.HOLD_COUNTED)
                 return claim
 
-    def _settled(self, id: int, since: int, position: int) -> State:
+    def _await_announcements(self, id: int, since: int, position: int) -> State:
         """Return the state at the log's head, once no announcement is above the claim."""
         clock, never = self._settings.clock, threading.Event()
         deadline = clock.boot_ms() + SETTLE_PATIENCE_MS
         while True:
-            state = self._look()
+            state = self._refresh()
             if _counts(state, {id: since}, position):
                 return state
             if clock.boot_ms() >= deadline:
                 raise UsageError(
-                    f'location "{self._machine.blob.name}" is moving its since',
-                    detail="Its writer announced a new since and has not settled it; it may have "
-                    "died in between.",
+                    f'location "{self._machine.blob.name}" is advancing its since',
+                    detail="The writer announced a new since and has not completed it. The "
+                    "writer may have died.",
                     hint="Read as of a later time, or start the writer again.",
                 )
             clock.wait(never, 20)
 
     @abstractmethod
-    def _look(self) -> State:
+    def _refresh(self) -> State:
         """Return the newest state."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ class _Registered(ABC):
 class LocalClaims(_Registered):
     """Claims of readers in the writer's process; the writer calls `needs` directly."""
 
-    def _look(self) -> State:
+    def _refresh(self) -> State:
         return self._machine.state
 
     def _published_more(self) -> None:
@@ -323,14 +323,14 @@ class LeasedClaims(_Registered):
             raise self._lost
         with self._writing:
             self._write()
-        self.check(self._look())
+        self.check(self._refresh())
 
     def check(self, state: State) -> None:
         """Check that the hold, as last written, still counts."""
         # SUBTLE: without the lock, `state` may result from a version that is being written.
         with self._writing:
             held = self._object
-            if self._lost is None and held is not None and not _kept(state, held.hold):
+            if self._lost is None and held is not None and not _is_retained(state, held.hold):
                 self._lost = _expired(held.hold, self._machine.blob.name)
         if self._lost is not None:
             raise self._lost
@@ -349,7 +349,7 @@ class LeasedClaims(_Registered):
                 self._object.drop()
                 self._object = None
 
-    def _look(self) -> State:
+    def _refresh(self) -> State:
         if self._lost is not None:
             raise self._lost
         state = self._machine.refresh()
@@ -437,7 +437,7 @@ class DurableHold:
         self._machine = machine
         self._settings = settings
         now_ms = settings.clock.now_ms()
-        version, found = list_holds(machine.blob).get(f"d-{owner}", (-1, None))
+        version, stored = list_holds(machine.blob).get(f"d-{owner}", (-1, None))
         fresh = Hold(
             id=f"d-{owner}",
             owner=owner,
@@ -448,9 +448,9 @@ class DurableHold:
             placed_ms=now_ms,
             written_ms=now_ms,
         )
-        self._object = _Object(machine.blob, found or fresh, version)
+        self._object = _Object(machine.blob, stored or fresh, version)
         taken = self._object.hold
-        self._object.write(structs.replace(taken, token=taken.token + (found is not None)))
+        self._object.write(structs.replace(taken, token=taken.token + (stored is not None)))
 
     @property
     def token(self) -> int:
@@ -534,7 +534,8 @@ def _check_since(state: State, id: int, name: str, since: int) -> None:
     collection = state.collections.get(id)
     if collection is None:
         raise UsageError(
-            f'collection "{name}" was destroyed', hint="Open it again by name if it was made anew."
+            f'collection "{name}" was destroyed',
+            hint="Open it again by name if it was created again.",
         )
     if not _keeps(collection, since):
         check_since(collection, since)
@@ -546,7 +547,7 @@ def _keeps(collection: CollectionState, since: int) -> bool:
 
 
 def _expired(hold: Hold, where: str) -> HoldLost:
-    detail = "Its lease ran out before it was renewed, and what it kept may be gone."
+    detail = "Its lease ran out before it was renewed, and the data it claimed may be deleted."
     return HoldLost(hold.owner, where=where, detail=detail)
 
 
@@ -563,7 +564,7 @@ def _counts(state: State, sinces: Mapping[int, int], position: int) -> bool:
     return state.collecting is None or state.collecting <= position
 
 
-def _kept(state: State, hold: Hold) -> bool:
+def _is_retained(state: State, hold: Hold) -> bool:
     """Return whether everything that the hold claims is still retained."""
     return (
         hold.id not in state.expired

@@ -63,14 +63,14 @@ def split_updates(updates: Updates) -> list[Updates]:
 
 
 def put_pairs(
-    piece: CollectionAppend,
+    append: CollectionAppend,
     updates: Iterable[Any],
     codecs: tuple[Codec, Codec],
     columns: pa.Schema,
     *,
     collection: str,
 ) -> None:
-    """Encode keys and values with their codecs, and store them in `piece`.
+    """Encode keys and values with their codecs, and store them in `append`.
 
     Raises:
         UsageError: an update has the wrong shape, or an encoded value does not fit its column.
@@ -92,13 +92,13 @@ def put_pairs(
     for codec, column, field in zip(codecs, (keys, values), columns, strict=True):
         if codec is not BUILT_IN.get(codec.name):
             exact_array(column, field, what=f'what codec "{codec.name}" made of a {field.name}')
-    _put_loose(piece, [keys, values], times, diffs, columns, collection=collection)
+    _put_loose(append, [keys, values], times, diffs, columns, collection=collection)
 
 
 def put_rows(
-    piece: CollectionAppend, updates: Iterable[Any], columns: pa.Schema, *, collection: str
+    append: CollectionAppend, updates: Iterable[Any], columns: pa.Schema, *, collection: str
 ) -> None:
-    """Convert rows given as dicts, and store them in `piece`.
+    """Convert rows given as dicts, and store them in `append`.
 
     Raises:
         UsageError: an update has the wrong shape, or a value does not fit its column.
@@ -135,27 +135,27 @@ def put_rows(
         for field in columns
     ]
     arrays += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
-    put_table(piece, pa.Table.from_arrays(arrays, schema=stored_schema(columns)))
+    put_table(append, pa.Table.from_arrays(arrays, schema=stored_schema(columns)))
 
 
-def put_table(piece: CollectionAppend, rows: pa.Table) -> None:
-    """Store rows in stored form in `piece`, with their time bounds and size."""
+def put_table(append: CollectionAppend, rows: pa.Table) -> None:
+    """Store rows in stored form in `append`, with their time bounds and size."""
     if rows.num_rows == 0:
         return
     bounds = pc.min_max(rows.column(TIME))
-    piece.updates = rows
-    piece.lower, piece.beyond = bounds["min"].as_py(), bounds["max"].as_py() + 1
-    piece.size = rows.nbytes
+    append.updates = rows
+    append.lower, append.beyond = bounds["min"].as_py(), bounds["max"].as_py() + 1
+    append.size = rows.nbytes
 
 
-def put_staged(piece: CollectionAppend, batch: Batch | None) -> None:
-    """Store an unlinked batch of files in `piece`."""
+def put_staged(append: CollectionAppend, batch: Batch | None) -> None:
+    """Store an unlinked batch of files in `append`."""
     if batch is None:
         return
-    piece.stored = Future()
-    piece.stored.set_result(batch)
-    piece.lower, piece.beyond = batch.lower, batch.upper
-    piece.schema = batch.schema
+    append.stored = Future()
+    append.stored.set_result(batch)
+    append.lower, append.beyond = batch.lower, batch.upper
+    append.schema = batch.schema
 
 
 def table_of(
@@ -177,15 +177,16 @@ def table_of(
         table = table.append_column(TIME, pa.repeat(pa.scalar(time, pa.int64()), table.num_rows))
     if DIFF not in table.column_names:
         table = table.append_column(DIFF, pa.repeat(pa.scalar(1, pa.int64()), table.num_rows))
-    wanted = stored_schema(columns)
-    if set(table.column_names) != set(wanted.names) or len(table.column_names) != len(wanted):
+    expected = stored_schema(columns)
+    if set(table.column_names) != set(expected.names) or len(table.column_names) != len(expected):
         raise UsageError(
             f'rows do not have the columns of collection "{collection}"',
-            detail=f"They have {', '.join(table.column_names)}; it has {', '.join(wanted.names)}.",
-            hint="Give exactly these columns; let the collection grow with alter first.",
+            detail=f"The rows have {', '.join(table.column_names)}; the collection has "
+            f"{', '.join(expected.names)}.",
+            hint="Give exactly these columns, or first evolve the collection with alter.",
         )
-    table = table.select(wanted.names)
-    for field, column in zip(wanted, table.columns, strict=True):
+    table = table.select(expected.names)
+    for field, column in zip(expected, table.columns, strict=True):
         if column.type != field.type:
             raise UsageError(
                 f'column "{field.name}" for collection "{collection}" is {column.type}, '
@@ -200,7 +201,7 @@ def table_of(
     if table.num_rows:
         bounds = pc.min_max(table.column(TIME))
         _check_times([bounds["min"].as_py(), bounds["max"].as_py()], [1], collection=collection)
-    return table.cast(wanted)
+    return table.cast(expected)
 
 
 def check_frontier(upper: int) -> int:
@@ -225,7 +226,7 @@ def render_columns(columns: pa.Schema) -> str:
 
 
 def _put_loose(
-    piece: CollectionAppend,
+    append: CollectionAppend,
     columns: list[list[Any]],
     times: list[int],
     diffs: list[int],
@@ -241,13 +242,13 @@ def _put_loose(
             len(value) if isinstance(value, str | bytes) else 8 for c in columns for value in c
         )
         if size <= LOOSE_BYTES:
-            piece.updates = Loose(columns, times, diffs)
-            piece.lower, piece.beyond = min(times), max(times) + 1
-            piece.size = size + 16 * len(times)
+            append.updates = Loose(columns, times, diffs)
+            append.lower, append.beyond = min(times), max(times) + 1
+            append.size = size + 16 * len(times)
             return
     arrays = [pa.array(c, f.type) for c, f in zip(columns, schema, strict=True)]
     arrays += [pa.array(times, pa.int64()), pa.array(diffs, pa.int64())]
-    put_table(piece, pa.Table.from_arrays(arrays, schema=stored_schema(schema)))
+    put_table(append, pa.Table.from_arrays(arrays, schema=stored_schema(schema)))
 
 
 def _check_times(times: list[int], diffs: list[int], *, collection: str) -> None:
@@ -265,9 +266,9 @@ def _check_times(times: list[int], diffs: list[int], *, collection: str) -> None
             )
 
 
-def _misshapen(update: object, wanted: str, collection: str) -> UsageError:
+def _misshapen(update: object, expected: str, collection: str) -> UsageError:
     return UsageError(
         f'an update for collection "{collection}" has the wrong shape',
         detail=f"It is a {type(update).__name__}.",
-        hint=f"Give {wanted}.",
+        hint=f"Give {expected}.",
     )

@@ -63,7 +63,7 @@ class LookupKeys:
         """
         columns = columns_of(schema)
         self.key = schema.key if by is None else tuple(by)
-        wanted = pa.schema([columns.field(name) for name in self.key])
+        key_schema = pa.schema([columns.field(name) for name in self.key])
         if schema.codecs or not self.key:
             raise UsageError(
                 f'collection "{collection}" has no key columns',
@@ -76,7 +76,7 @@ class LookupKeys:
                 f"its key is {', '.join(self.key)}.",
                 hint="Give exactly these columns.",
             )
-        for field in wanted:
+        for field in key_schema:
             if keys.column(field.name).type != field.type:
                 raise UsageError(
                     f'key column "{field.name}" for collection "{collection}" is '
@@ -114,7 +114,7 @@ class LookupKeys:
         """Return the positions of the rows that have one of the keys, in ascending order."""
         given = [_matchable(column) for column in columns]
         if len(given) == 1 and self._numbers is not None and not self._has_null:
-            return _found(self._numbers, given[0])
+            return _positions_of(self._numbers, given[0])
         codes = self._codes(given, 0)
         rows = np.flatnonzero(codes >= 0)
         codes = codes[rows]
@@ -125,16 +125,16 @@ class LookupKeys:
             combined = self._combined[at - 1]
             codes = codes * len(self._values[at]) + more
             places = np.minimum(np.searchsorted(combined, codes), len(combined) - 1)
-            there = combined[places] == codes
-            rows, codes = rows[there], places[there]
+            is_match = combined[places] == codes
+            rows, codes = rows[is_match], places[is_match]
         return rows
 
     def _codes(self, columns: Sequence[pa.ChunkedArray], at: int) -> Positions:
         """Return the index of each value among the values of the keys, or -1."""
         codes = pc.index_in(columns[at], value_set=self._values[at], skip_nulls=False)
         filled = pc.fill_null(codes, -1)
-        found: Positions = filled.to_numpy().astype(np.int64)
-        return found
+        positions: Positions = filled.to_numpy().astype(np.int64)
+        return positions
 
 
 def written_rows(
@@ -145,52 +145,54 @@ def written_rows(
     The result is consolidated and has `mz_diff`. `keys` has any columns of the collection.
     """
     schema = collection.schemas[-1]
-    wanted = LookupKeys(keys, schema, collection=collection.name, by=keys.column_names)
-    found = [stored_columns_of(schema).empty_table()]
+    lookup_keys = LookupKeys(keys, schema, collection=collection.name, by=keys.column_names)
+    tables = [stored_columns_of(schema).empty_table()]
     for batch in (*collection.batches, *staged):
-        for piece in part_scans_of(collection, batch):
-            found += matching_rows(batches, collection, piece, schema, wanted)
-    return consolidate(advance(pa.concat_tables(found), END - 1)).drop_columns([TIME])
+        for part_scan in part_scans_of(collection, batch):
+            tables += matching_rows(batches, collection, part_scan, schema, lookup_keys)
+    return consolidate(advance(pa.concat_tables(tables), END - 1)).drop_columns([TIME])
 
 
 def matching_rows(
     batches: Batches,
     collection: CollectionState,
-    piece: PartScan,
+    part_scan: PartScan,
     schema: SchemaVersion,
-    wanted: LookupKeys,
+    lookup_keys: LookupKeys,
 ) -> Iterator[pa.Table]:
     """Yield the updates of one part scan that have one of the keys, as rows of `schema`."""
-    written = stored_columns_of(piece.written)
-    match piece.part:
+    written = stored_columns_of(part_scan.written)
+    match part_scan.part:
         case Inline(rows=rows):
             table = from_ipc(rows, written)
-            found = _matches(table, collection, piece, schema, wanted)
-            if len(found):
-                yield _conformed(table.take(pa.array(found)), collection, schema)
+            positions = _matches(table, collection, part_scan, schema, lookup_keys)
+            if len(positions):
+                yield _conformed(table.take(pa.array(positions)), collection, schema)
         case Stored() as part:
             leaves = _leaves(written)
-            first = leaves[wanted.key[0]][0]
+            first = leaves[lookup_keys.key[0]][0]
             footer = batches.footer(part)
             groups = [
                 group
                 for group in range(footer.num_row_groups)
-                if wanted.may_be_in(footer, group, first)
+                if lookup_keys.may_be_in(footer, group, first)
             ]
             if not groups:
                 return
             file = batches.opened(part)
-            looked_at = [name for name in written.names if name in wanted.key or name == TIME]
-            others = [name for name in written.names if name not in looked_at]
+            key_columns = [
+                name for name in written.names if name in lookup_keys.key or name == TIME
+            ]
+            others = [name for name in written.names if name not in key_columns]
             for group in groups:
-                keys = _read(file, group, looked_at, leaves)
-                found = _matches(keys, collection, piece, schema, wanted)
-                if not len(found):
+                keys = _read(file, group, key_columns, leaves)
+                positions = _matches(keys, collection, part_scan, schema, lookup_keys)
+                if not len(positions):
                     continue
-                taken = pa.array(found)
+                taken = pa.array(positions)
                 keys, rest = keys.take(taken), _read(file, group, others, leaves).take(taken)
                 columns = [
-                    (keys if name in looked_at else rest).column(name) for name in written.names
+                    (keys if name in key_columns else rest).column(name) for name in written.names
                 ]
                 rows = pa.table(columns, names=written.names).cast(written)
                 yield _conformed(rows, collection, schema)
@@ -199,46 +201,46 @@ def matching_rows(
 def _matches(
     keys: pa.Table,
     collection: CollectionState,
-    piece: PartScan,
+    part_scan: PartScan,
     schema: SchemaVersion,
-    wanted: LookupKeys,
+    lookup_keys: LookupKeys,
 ) -> Positions:
     """Return the positions of rows in the time range that have one of the keys."""
     within: Positions | None = None
-    if not piece.whole:
+    if not part_scan.whole:
         times = keys.column(TIME).to_numpy()
-        within = np.flatnonzero((times >= piece.lower) & (times < piece.upper))
+        within = np.flatnonzero((times >= part_scan.lower) & (times < part_scan.upper))
         if len(within) < keys.num_rows:
             keys = keys.take(pa.array(within))
         else:
             within = None
     columns = columns_of(schema)
-    of_key = pa.schema([columns.field(name) for name in wanted.key])
+    of_key = pa.schema([columns.field(name) for name in lookup_keys.key])
     keys = conform(keys, of_key, defaults_of(collection.schemas))
-    found = wanted.matches(keys.columns)
-    return found if within is None else within[found]
+    positions = lookup_keys.matches(keys.columns)
+    return positions if within is None else within[positions]
 
 
 def _conformed(rows: pa.Table, collection: CollectionState, schema: SchemaVersion) -> pa.Table:
     return conform(rows, stored_columns_of(schema), defaults_of(collection.schemas))
 
 
-def _found(wanted: Positions, column: pa.ChunkedArray) -> Positions:
+def _positions_of(numbers: Positions, column: pa.ChunkedArray) -> Positions:
     """Return the positions of rows with one of the numbers, which are sorted and distinct."""
     values = _integers(column)
-    if len(values) == 0 or len(wanted) == 0:
+    if len(values) == 0 or len(numbers) == 0:
         return np.empty(0, np.int64)
-    if len(wanted) < len(values) and bool(np.all(values[:-1] <= values[1:])):
-        # Merges leave values sorted, so a binary search per wanted number is cheaper.
-        begins = np.searchsorted(values, wanted, "left")
-        ends = np.searchsorted(values, wanted, "right")
+    if len(numbers) < len(values) and bool(np.all(values[:-1] <= values[1:])):
+        # Merges leave values sorted, so a binary search per number is cheaper.
+        begins = np.searchsorted(values, numbers, "left")
+        ends = np.searchsorted(values, numbers, "right")
         begins, ends = begins[begins < ends], ends[begins < ends]
         lengths = ends - begins
         before = np.cumsum(lengths) - lengths
         rows = np.repeat(begins - before, lengths) + np.arange(int(lengths.sum()))
     else:
-        places = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-        rows = np.flatnonzero(wanted[places] == values)
+        places = np.minimum(np.searchsorted(numbers, values), len(numbers) - 1)
+        rows = np.flatnonzero(numbers[places] == values)
     if column.null_count:
         valid = column.is_valid().to_numpy()
         rows = rows[valid[rows]]
@@ -253,8 +255,8 @@ def _integers(column: pa.ChunkedArray) -> Positions:
     """Return the values as stored integers, with 0 in place of null."""
     if not pa.types.is_integer(column.type):
         column = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64())
-    found: Positions = pc.fill_null(column, 0).to_numpy().astype(np.int64, copy=False)
-    return found
+    positions: Positions = pc.fill_null(column, 0).to_numpy().astype(np.int64, copy=False)
+    return positions
 
 
 def _matchable(column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -275,12 +277,12 @@ def _read(
 
 def _leaves(schema: pa.Schema) -> dict[str, range]:
     """Return the range of Parquet leaf columns of each column."""
-    found: dict[str, range] = {}
+    column_ranges: dict[str, range] = {}
     begin = 0
     for field in schema:
-        found[field.name] = range(begin, begin + _width(field.type))
-        begin = found[field.name].stop
-    return found
+        column_ranges[field.name] = range(begin, begin + _width(field.type))
+        begin = column_ranges[field.name].stop
+    return column_ranges
 
 
 def _width(kind: pa.DataType) -> int:

@@ -197,9 +197,9 @@ class Machine:
             raise
         except Exception as error:
             raise PlanFailed(
-                f'what was asked of location "{self.blob.name}" could not be prepared',
+                f'could not prepare an entry of location "{self.blob.name}"',
                 detail="Nothing was written.",
-                hint="This is a bug; please report it with what was asked.",
+                hint="This is a defect of Penstock; please report it with the failed call.",
             ) from error
 
     def _landed_before_truncation(self, entry: Entry) -> bool:
@@ -253,7 +253,7 @@ class Machine:
         raise Fenced(
             f'writer of location "{self.blob.name}" was fenced',
             detail=f"It wrote in epoch {self._epoch}; epoch {state.epoch} has begun, {by}. "
-            "What had not been acknowledged was not written.",
+            "Unacknowledged entries were not written.",
             hint="Only one writer may run. Stop one of the two processes.",
         )
 

@@ -11,7 +11,7 @@ from penstock.errors import Fenced, PenstockError, StoreError
 from penstock.failpoints import Failpoint, hit
 from penstock.persist.gc import Collector
 from penstock.persist.machine import Machine
-from penstock.persist.merge.merger import Merger, merge_since, mergeable, settled
+from penstock.persist.merge.merger import Merger, batches_below_since, merge_since, mergeable
 from penstock.persist.settings import Settings
 from penstock.persist.state import (
     Batch,
@@ -170,7 +170,7 @@ class Maintenance:
     def _merge_all(self, collection: CollectionState, *, base: bool) -> None:
         """Merge the batches at or below since into a base, or the batches above it."""
         while True:
-            ready = settled(collection, self._batches)
+            ready = batches_below_since(collection, self._batches)
             group: list[Batch] = []
             for batch in mergeable(collection, self._batches):
                 if (batch in ready) is not base:
@@ -180,7 +180,7 @@ class Maintenance:
                         break
                     group = []
                 group.append(batch)
-            # Merging one batch advances its times to since; those of a base are advanced already.
+            # Merging one batch advances its times to since; times of a base are already advanced.
             lone = len(group) == 1 and not (
                 group[0].merged and (base or group[0].since >= merge_since(collection))
             )

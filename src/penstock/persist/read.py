@@ -105,7 +105,7 @@ class Reader:
     notifications: NotificationListener
     closed: threading.Event
 
-    def look(self) -> State:
+    def refresh(self) -> State:
         """Return the newest state that this client can see."""
         if self.closed.is_set():
             raise Closed(self.machine.blob.name)
@@ -128,15 +128,17 @@ class Reader:
             current = claim.state.collections[id]
             check_contents(current, as_of)
             schema = schema_as_of(current, as_of)
-            wanted = LookupKeys(keys, schema, collection=name)
-            found = [stored_columns_of(schema).empty_table()]
+            lookup_keys = LookupKeys(keys, schema, collection=name)
+            tables = [stored_columns_of(schema).empty_table()]
             for batch in current.batches:
                 if batch.lower > as_of:
                     continue
-                with self._overtaking_told(current, batch):
-                    for piece in part_scans_of(current, batch, upper=as_of + 1):
-                        found += matching_rows(self.batches, current, piece, schema, wanted)
-        rows = advance(pa.concat_tables(found), as_of)
+                with self._mapped_overtaking(current, batch):
+                    for part_scan in part_scans_of(current, batch, upper=as_of + 1):
+                        tables += matching_rows(
+                            self.batches, current, part_scan, schema, lookup_keys
+                        )
+        rows = advance(pa.concat_tables(tables), as_of)
         if not distinct(rows, schema.key, since=as_of):  # Usually there is nothing to consolidate.
             rows = consolidate(rows)
         least = pc.min(rows.column(DIFF)).as_py()
@@ -177,19 +179,19 @@ class Reader:
         with self.claims.claim(id, name, FILES_ONLY) as claim:
             current = claim.state.collections[id]
             for batch in (*current.batches, *staged):
-                for piece in part_scans_of(current, batch):
-                    yield self.batches.part_rows(current, piece, current.schemas[-1])
+                for part_scan in part_scans_of(current, batch):
+                    yield self.batches.part_rows(current, part_scan, current.schemas[-1])
 
     def rows(
         self, collection: CollectionState, schema: SchemaVersion, *, lower: int, upper: int
     ) -> pa.Table:
         """Return the updates with times in `[lower, upper)`, not consolidated."""
-        found = [
+        tables = [
             self._batch_rows(collection, i, schema, lower, upper)
             for i, batch in enumerate(collection.batches)
             if batch.lower < upper and batch.upper > lower
         ]
-        return pa.concat_tables(found) if found else stored_columns_of(schema).empty_table()
+        return pa.concat_tables(tables) if tables else stored_columns_of(schema).empty_table()
 
     def schema_as_of(self, collection: CollectionState, as_of: int) -> SchemaVersion:
         """Return the schema version for a read as of a time, with the codecs of this client."""
@@ -217,11 +219,11 @@ class Reader:
         self, collection: CollectionState, at: int, schema: SchemaVersion, lower: int, upper: int
     ) -> pa.Table:
         batch = collection.batches[at]
-        with self._overtaking_told(collection, batch):
+        with self._mapped_overtaking(collection, batch):
             return self.batches.rows(collection, batch, schema, lower=lower, upper=upper)
 
     @contextmanager
-    def _overtaking_told(self, collection: CollectionState, batch: Batch) -> Iterator[None]:
+    def _mapped_overtaking(self, collection: CollectionState, batch: Batch) -> Iterator[None]:
         """Report an object that compaction deleted as an overtaken read, not as damage."""
         try:
             yield
@@ -315,7 +317,7 @@ class Listener:
             # Cleared before the check: a wakeup between the check and the wait is not
             # missed.
             self._wakeups.clear()
-            state = self._look()
+            state = self._refresh()
             collection = state.collections.get(self._id)
             if collection is None:
                 raise UsageError(
@@ -342,10 +344,10 @@ class Listener:
                 reader.notifications.connect(state.writer.address, state.location)
             clock.wait(self._wakeups, left)
 
-    def _look(self) -> State:
+    def _refresh(self) -> State:
         reader = self._reader
         now_ms = reader.settings.clock.boot_ms()
-        state = reader.look()
+        state = reader.refresh()
         if now_ms - self._checked_ms >= 10 * reader.settings.poll_ms:
             # SUBTLE: a missing entry may be truncated rather than not yet written, and only
             # the floor distinguishes the two (hazard A4). A writer checks too: after it was

@@ -83,7 +83,7 @@ class Runtime:
         blob, settings = self.blob, self.settings
         probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
         self.machine.load()
-        self.notifier = notifier = _bell(settings.notify)
+        self.notifier = notifier = _create_notifier(settings.notify)
         try:
             if handoff is None:
                 address = notifier.address if notifier else ""
@@ -182,18 +182,18 @@ class Runtime:
             return
         if self.committer.broken is not None:
             raise self.committer.broken
-        upkeep = self.maintenance
-        if upkeep.entries_since_rollup() >= 16:
+        maintenance = self.maintenance
+        if maintenance.entries_since_rollup() >= 16:
             try:
-                upkeep.roll_up()
+                maintenance.roll_up()
             except DeterminateError as error:
                 log.warning("no rollup was written", extra=fields(error=str(error)))
-        _, after = self.machine.commit(lambda _: [*upkeep.rollup_record(), Release()])
+        _, after = self.machine.commit(lambda _: [*maintenance.rollup_record(), Release()])
         self.machine.log.witness(after.seqno)
         hit(Failpoint.RELEASE_DONE)
 
 
-def _bell(address: str) -> Notifier | None:
+def _create_notifier(address: str) -> Notifier | None:
     """Return a notifier, or None if it cannot listen; readers then rely on polling."""
     if not address:
         return None

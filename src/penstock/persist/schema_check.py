@@ -23,45 +23,45 @@ MAX_NAME: Final = 1_000
 """Maximum length in characters: a schema and a table of 63 bytes each, every byte escaped."""
 
 
-def accept(found: CollectionState, wanted: SchemaVersion, *, where: str) -> None:
+def accept(collection: CollectionState, requested: SchemaVersion, *, where: str) -> None:
     """Check that a collection can be opened with the requested codecs or schema.
 
     Raises:
         UsageError: the collection has other codecs or another schema.
     """
-    stored = found.schemas[-1]
-    what = f'collection "{found.name}" of location "{where}"'
-    if bool(stored.codecs) != bool(wanted.codecs):
+    stored = collection.schemas[-1]
+    what = f'collection "{collection.name}" of location "{where}"'
+    if bool(stored.codecs) != bool(requested.codecs):
         holds = "keys and values" if stored.codecs else "rows"
         raise UsageError(f"{what} holds {holds}", hint=f"Open it for {holds}.")
-    for role, (has, at), (asked, asked_at) in zip(
-        ("key", "value"), stored.codecs, wanted.codecs, strict=False
+    for role, (stored_codec, stored_version), (requested_codec, requested_version) in zip(
+        ("key", "value"), stored.codecs, requested.codecs, strict=False
     ):
-        if has != asked:
+        if stored_codec != requested_codec:
             raise UsageError(
-                f'{what} has codec "{has}" for its {role}, not "{asked}"',
-                hint=f'Open it with the codec "{has}".',
+                f'{what} has codec "{stored_codec}" for its {role}, not "{requested_codec}"',
+                hint=f'Open it with the codec "{stored_codec}".',
             )
-        if columns_of(stored).field(role).type != columns_of(wanted).field(role).type:
+        if columns_of(stored).field(role).type != columns_of(requested).field(role).type:
             raise UsageError(
-                f'{what} stores what codec "{has}" makes of its {role} in another type',
-                detail=f"There it is {columns_of(stored).field(role).type}; the codec given "
-                f"has {columns_of(wanted).field(role).type}.",
-                hint="Open it with the codec it was made with.",
+                f'{what} stores its {role} of codec "{stored_codec}" in another type',
+                detail=f"The stored type is {columns_of(stored).field(role).type}; the given codec "
+                f"has {columns_of(requested).field(role).type}.",
+                hint="Open it with the codec of its creation.",
             )
-        if asked_at < at:
+        if requested_version < stored_version:
             raise UsageError(
-                f'{what} was written with version {at} of codec "{has}"',
-                detail=f"The codec given is version {asked_at}.",
+                f'{what} was written with version {stored_version} of codec "{stored_codec}"',
+                detail=f"The given codec has version {requested_version}.",
                 hint="Open it with that version or a newer one.",
             )
     if not stored.codecs and (
-        not columns_of(stored).equals(columns_of(wanted)) or stored.key != wanted.key
+        not columns_of(stored).equals(columns_of(requested)) or stored.key != requested.key
     ):
         raise UsageError(
             f"{what} has another schema",
-            detail=f"It has {_shown(stored)}; asked for was {_shown(wanted)}.",
-            hint="Open it with its own schema, then let it grow with alter.",
+            detail=f"It has {_describe(stored)}; the requested schema is {_describe(requested)}.",
+            hint="Open it with its own schema, then evolve it with alter.",
         )
 
 
@@ -91,7 +91,7 @@ def check_name(name: str, owner: str) -> None:
     if is_hidden(name) and not owner:
         raise UsageError(
             f'collection name "{name}" cannot be used',
-            detail="Names with a slash are those of hidden collections, which have an owner.",
+            detail="Names with a slash belong to hidden collections, which have an owner.",
             hint="Use a name without a slash.",
         )
 
@@ -120,14 +120,14 @@ def schema_version(
 
 
 def grown(
-    found: CollectionState, schema: pa.Schema, defaults: Mapping[str, Any]
+    collection: CollectionState, schema: pa.Schema, defaults: Mapping[str, Any]
 ) -> SchemaVersion | None:
     """Return the version that gives a collection `schema` from its upper on; None if unchanged.
 
     Raises:
         UsageError: existing rows would not have exactly one interpretation in it.
     """
-    name, newest = found.name, found.schemas[-1]
+    name, newest = collection.name, collection.schemas[-1]
     if not isinstance(schema, pa.Schema):
         raise UsageError(
             f'schema for collection "{name}" is a {type(schema).__name__}',
@@ -144,14 +144,14 @@ def grown(
             f'collection "{name}" holds keys and values',
             hint="Its codecs have versions; only the schema of rows can be altered.",
         )
-    wanted = check_row_schema(schema, newest.key, collection=name)
-    if wanted.equals(columns_of(newest), check_metadata=True):
+    requested = check_row_schema(schema, newest.key, collection=name)
+    if requested.equals(columns_of(newest), check_metadata=True):
         return None
-    evolve(columns_of(newest), wanted, defaults, collection=name)
+    evolve(columns_of(newest), requested, defaults, collection=name)
     return SchemaVersion(
         version=newest.version + 1,
-        since=found.upper,
-        columns=wanted.serialize().to_pybytes(),
+        since=collection.upper,
+        columns=requested.serialize().to_pybytes(),
         key=newest.key,
         defaults=given,
     )
@@ -165,5 +165,5 @@ def _stream_of(row: pa.RecordBatch) -> bytes:
     return data
 
 
-def _shown(schema: SchemaVersion) -> str:
+def _describe(schema: SchemaVersion) -> str:
     return f"{render_columns(columns_of(schema))} with key {', '.join(schema.key) or 'none'}"

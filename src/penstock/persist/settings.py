@@ -20,55 +20,79 @@ class Settings:
     """Settings of one client; see docs/reference/settings.md."""
 
     cache_bytes: int = 64 << 20
-    """Memory for batches that are read again."""
+    """Size of a client's read cache of stored batches. Checksums are verified at each read,
+    including cached ones.
+    """
 
     inline_bytes: int = 16 << 10
-    """Batches up to this size are stored inside the log entry."""
+    """A batch up to this size in memory, as Arrow, is stored inside its log entry; a larger one
+    as Parquet objects.
+    """
 
     part_bytes: int = 64 << 20
-    """Approximate size of the Parquet objects of a larger batch."""
+    """A batch above this size in memory, as Arrow, is split into several Parquet objects."""
 
     merge_bytes: int = 512 << 20
-    """Memory up to which batches are merged in this process."""
+    """Maximum size in memory, as Arrow, of the inputs of a merge in this process. Larger merges
+    run on Spark if the client has a session; otherwise the batches stay separate. A merge holds
+    inputs and result at the same time.
+    """
 
     fan_in: int = 8
-    """Number of batches of one level that are merged into one of the next."""
+    """Number of batches of one size that are merged into one of the next."""
 
     rollup_every: int = 512
-    """Number of entries between rollups."""
+    """Number of entries between rollups. The writer also writes one after 8 MiB of at least 16
+    entries.
+    """
 
     lease_ms: int = 15 * 60_000
-    """Lifetime of a reader's hold without renewal."""
+    """Lifetime of a reader's hold without renewal, by the writer's clock. The reader renews it
+    four times as often.
+    """
 
     poll_ms: int = 1_000
-    """Poll interval of a listener that gets no notification."""
+    """Poll interval of a listener that receives no notification."""
 
     upkeep_ms: int = 500
     """Interval of the writer's maintenance."""
 
     settle_ms: int = 5_000
-    """Interval at which the writer checks whether holds permit since to advance."""
+    """Interval of the writer's check of holds, to advance since or delete files."""
 
     young_ms: int = 60 * 60_000
-    """Log entries younger than this are never deleted."""
+    """Minimum age of deleted log entries, by the store's clock."""
 
     proof_ms: int = 10_000
-    """A writer that saw the head of the log assumes for this time that it is still there."""
+    """Validity of a client's last observation of the log's head. Must be well below the
+    `young_ms` of every writer of the location.
+    """
 
     patience_ms: int | None = None
-    """A failing store operation is retried for this time; None: without limit."""
+    """Maximum time of retries after transient failures of a store operation. `None` retries
+    without limit.
+    """
 
     notify: str = "127.0.0.1"
-    """Address on which a writer notifies listeners of other processes; empty: none."""
+    """Address, with a free port, from where a writer wakes listeners of other processes. `""`
+    opens no port.
+    """
 
     background: bool = True
-    """Run maintenance and the renewal of holds in the background."""
+    """Run maintenance and renew holds in the background. If False, call
+    `client.run_maintenance()`; holds of readers are then not renewed.
+    """
 
     stop: threading.Event | None = None
-    """When set, retries of a failing store operation end after a third of the stop deadline."""
+    """A `threading.Event`. A store operation that still fails a third of
+    `PENSTOCK_STOP_TIMEOUT` after the event is set is not retried, and its error is raised.
+    """
 
     clock: Clock = SYSTEM_CLOCK
+    """Clock, for tests."""
+
     chance: random.Random = field(default_factory=random.SystemRandom)
+    """Random numbers, for reproducible tests."""
 
     def __post_init__(self) -> None:
         for name, least in _LEAST.items():

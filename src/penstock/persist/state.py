@@ -322,11 +322,13 @@ class State(Struct, frozen=True):
         number = self.names.get(name)
         if number is None:
             return None
-        found = self.collections[number]
-        if as_of is None or as_of >= found.begins:
-            return found
+        collection = self.collections[number]
+        if as_of is None or as_of >= collection.begins:
+            return collection
         generations = self.generations(name)
-        return next((each for each in generations if as_of < each.upper), found)
+        return next(
+            (generation for generation in generations if as_of < generation.upper), collection
+        )
 
     def generations(self, name: str) -> list[CollectionState]:
         """Return the retained collections that a name has referred to, oldest first."""
@@ -334,7 +336,7 @@ class State(Struct, frozen=True):
         if current is None:
             return []
         older = (self.collections.get(id) for id in current.predecessors)
-        return [*(each for each in older if each is not None), current]
+        return [*(generation for generation in older if generation is not None), current]
 
     def listed(self, *, hidden: bool = False) -> list[str]:
         """Return the sorted names of the collections, without hidden ones by default."""
@@ -449,8 +451,8 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
             return replace(state, collecting=collect)
         case Settle(sinces=sinces, collected=collected):
             for id, since in sinces.items():
-                if (settled := state.collections.get(id)) is not None:
-                    state = _with(state, _settled(settled, since))
+                if (collection := state.collections.get(id)) is not None:
+                    state = _with(state, _with_since(collection, since))
             return replace(state, collecting=None, collected=max(state.collected, collected))
         case Merge(collection=id, inputs=inputs, output=output):
             return _merged(state, number, id, inputs, output)
@@ -508,22 +510,22 @@ def _replaced(state: State, old: CollectionState, new: CollectionState, time: in
     return replace(_with(state, new), names=names)
 
 
-def _destroyed(state: State, number: int, gone: CollectionState) -> State:
+def _destroyed(state: State, number: int, collection: CollectionState) -> State:
     """Remove a collection and its predecessors; of a replaced collection, only itself."""
     collections, names = state.collections, state.names
     # SUBTLE: a hold may retain an older collection after a replaced one without holds is
     # removed.
-    older = () if gone.successor else gone.predecessors
-    for id in (*older, gone.id):
-        if (each := collections.get(id)) is not None:
-            state = _unlinked(state, number, each.batches)
+    older = () if collection.successor else collection.predecessors
+    for id in (*older, collection.id):
+        if (member := collections.get(id)) is not None:
+            state = _unlinked(state, number, member.batches)
             collections = collections.delete(id)
-    if names.get(gone.name) == gone.id:
-        names = names.delete(gone.name)
+    if names.get(collection.name) == collection.id:
+        names = names.delete(collection.name)
     return replace(state, collections=collections, names=names)
 
 
-def _settled(old: CollectionState, since: int) -> CollectionState:
+def _with_since(old: CollectionState, since: int) -> CollectionState:
     since = max(since, old.since)
     # No read can meet a span that ends at or before since.
     errors = tuple(span for span in old.errors if span.upper > since)

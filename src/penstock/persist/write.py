@@ -122,7 +122,7 @@ class Append:
     With `plan_changes`, the call gets its own entry, which contains further operations.
     """
 
-    pieces: list[CollectionAppend]
+    appends: list[CollectionAppend]
     future: "Future[Any]" = field(default_factory=Future)
     plan_changes: Callable[[State], Sequence[Operation]] | None = None
     """Function that returns the further operations of the entry, or raises `UsageError`."""
@@ -131,7 +131,7 @@ class Append:
     """Ids of the collections that the further operations change."""
 
     def touches(self) -> list[int]:
-        return [*self.changed_ids, *(piece.collection for piece in self.pieces)]
+        return [*self.changed_ids, *(append.collection for append in self.appends)]
 
 
 @dataclass(slots=True)
@@ -274,8 +274,8 @@ class Committer:
                 self._fail(works, error)
             except Exception as error:  # noqa: BLE001 - thread boundary: all futures must fail
                 broke = IndeterminateError(
-                    f'commit to location "{self._machine.blob.name}" was broken off',
-                    detail="What it was writing may have been written.",
+                    f'commit to location "{self._machine.blob.name}" was interrupted',
+                    detail="The entry may have been written.",
                     hint="Open the location again to find out.",
                 )
                 broke.__cause__ = error
@@ -298,7 +298,7 @@ class Committer:
             if alone:
                 break
             if isinstance(work, Append):
-                size += sum(piece.size for piece in work.pieces)
+                size += sum(append.size for append in work.appends)
         return group
 
     def _commit_control(self, control: Control) -> None:
@@ -330,7 +330,7 @@ class Committer:
             except (DeterminateError, Corruption) as error:
                 # The permission is durable nevertheless; maintenance settles it later.
                 log.warning("since could not be settled yet", extra=fields(error=str(error)))
-            _tell_allowed(allowing, self._machine.state)
+            _complete_allowing(allowing, self._machine.state)
         for work in group:
             self._release_uploads(work)
 
@@ -341,9 +341,9 @@ class Committer:
             # failure of the calls behind it.
             with self._ready:
                 behind = self._drop_behind(gathered.failed)
-                _tell(group, gathered.outcomes, state)
+                _complete_calls(group, gathered.outcomes, state)
         else:
-            _tell(group, gathered.outcomes, state)
+            _complete_calls(group, gathered.outcomes, state)
         for work in behind:
             # A call may fail because of another dropped call, so none of its collections
             # need be in `failed`.
@@ -392,15 +392,15 @@ class Committer:
         if not isinstance(work, Append):
             return []
         uploads: list[Future[Batch]] = []
-        for piece in work.pieces:
-            if isinstance(piece.updates, pa.Table) and not self._batches.inline(piece.updates):
+        for append in work.appends:
+            if isinstance(append.updates, pa.Table) and not self._batches.inline(append.updates):
                 # Callers that outpace the store wait here: the number of uploads in flight
                 # bounds memory.
                 self._uploading.acquire()
-                piece.stored = self._pool.submit(self._upload, piece.updates, piece.schema)
-                piece.stored.add_done_callback(lambda _: self._uploading.release())
-                piece.updates = None
-                uploads.append(piece.stored)
+                append.stored = self._pool.submit(self._upload, append.updates, append.schema)
+                append.stored.add_done_callback(lambda _: self._uploading.release())
+                append.updates = None
+                uploads.append(append.stored)
         return uploads
 
     def _upload(self, updates: pa.Table, schema: int) -> Batch:
@@ -412,15 +412,15 @@ class Committer:
             raise
 
     def _await_uploads(self, work: Append) -> None:
-        for piece in work.pieces:
-            if piece.stored is not None:
-                piece.stored.exception()
+        for append in work.appends:
+            if append.stored is not None:
+                append.stored.exception()
 
     def _release_uploads(self, work: Work) -> None:
         if isinstance(work, Append):
-            for piece in work.pieces:
-                if piece.stored is not None and piece.stored.exception() is None:
-                    self._staging.release(piece.stored.result())
+            for append in work.appends:
+                if append.stored is not None and append.stored.exception() is None:
+                    self._staging.release(append.stored.result())
 
 
 @dataclass(slots=True)
@@ -445,22 +445,22 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
         if failed is not None:
             outcome = AlreadyFailed(_name(state, failed))
         elif isinstance(work, Allowing):
-            gone = [id for id in work.sinces if id not in state.collections]
-            outcome = _destroyed(gone[0]) if gone else work
-            for id, since in () if gone else work.sinces.items():
+            destroyed = [id for id in work.sinces if id not in state.collections]
+            outcome = _destroyed(destroyed[0]) if destroyed else work
+            for id, since in () if destroyed else work.sinces.items():
                 allowed[id] = max(since, allowed.get(id, 0))
         else:
-            outcome, also = _judge(work, state, uppers)
+            outcome, operations = _judge(work, state, uppers)
             if isinstance(outcome, Appended):
-                gathered.operations += also
-                state = foreseen(state, also)
-                for piece in work.pieces:
-                    if piece.updates is not None:
-                        loose.setdefault(piece.collection, []).append(piece.updates)
-                    if piece.stored is not None:
-                        stored.setdefault(piece.collection, []).append(piece.stored.result())
-                    if piece.upper is not None:
-                        uppers[piece.collection] = piece.upper
+                gathered.operations += operations
+                state = foreseen(state, operations)
+                for append in work.appends:
+                    if append.updates is not None:
+                        loose.setdefault(append.collection, []).append(append.updates)
+                    if append.stored is not None:
+                        stored.setdefault(append.collection, []).append(append.stored.result())
+                    if append.upper is not None:
+                        uppers[append.collection] = append.upper
         gathered.outcomes.append(outcome)
         # An upper mismatch is no failure: its caller waits for the outcome, and so has
         # queued nothing behind it.
@@ -489,76 +489,78 @@ def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Seq
     for id in work.touches():
         if id not in state.collections:
             return _destroyed(id), ()
-    for piece in work.pieces:
-        if piece.stored is not None and (error := piece.stored.exception()) is not None:
+    for append in work.appends:
+        if append.stored is not None and (error := append.stored.exception()) is not None:
             return error, ()
-        collection = state.collections[piece.collection]
-        upper = uppers.get(piece.collection, collection.upper)
-        if piece.expected is not None and piece.expected != upper:
+        collection = state.collections[append.collection]
+        upper = uppers.get(append.collection, collection.upper)
+        if append.expected is not None and append.expected != upper:
             return UpperMismatch(collection.name, upper), ()
-    also: Sequence[Operation] = ()
+    operations: Sequence[Operation] = ()
     reached = 0
     if work.plan_changes is not None:
         try:
-            also = work.plan_changes(state)
+            operations = work.plan_changes(state)
         except UsageError as error:
             return error, ()
-        state = foreseen(state, also)
+        state = foreseen(state, operations)
         reached = state.collections[work.changed_ids[-1]].upper
-    for piece in work.pieces:
-        collection = state.collections[piece.collection]
-        upper = uppers.get(piece.collection, collection.upper)
-        if (refused := _refusal(piece, collection, upper)) is not None:
+    for append in work.appends:
+        collection = state.collections[append.collection]
+        upper = uppers.get(append.collection, collection.upper)
+        if (refused := _refusal(append, collection, upper)) is not None:
             return refused, ()
-        reached = upper if piece.upper is None else piece.upper
-    return Appended(reached), also
+        reached = upper if append.upper is None else append.upper
+    return Appended(reached), operations
 
 
-def _refusal(piece: CollectionAppend, collection: CollectionState, upper: int) -> UsageError | None:
+def _refusal(
+    append: CollectionAppend, collection: CollectionState, upper: int
+) -> UsageError | None:
     if collection.successor:
         return CollectionReplaced(collection.name, at=collection.upper)
-    if piece.upper is not None and piece.upper < upper:
+    if append.upper is not None and append.upper < upper:
         return UsageError(
-            f'collection "{collection.name}" cannot be sealed at {piece.upper}',
-            detail=f"Its upper is {upper} already, and what was complete stays so.",
+            f'collection "{collection.name}" cannot be sealed at {append.upper}',
+            detail=f"Its upper is {upper} already, and times below it stay complete.",
             hint=f"Seal at {upper} or later.",
         )
-    if piece.beyond and piece.lower < upper:
+    if append.beyond and append.lower < upper:
         return UsageError(
-            f'collection "{collection.name}" cannot take an update at {piece.lower}',
+            f'collection "{collection.name}" cannot take an update at {append.lower}',
             detail=f"Its upper is {upper}: times below it are complete. Nothing was written.",
             hint=f"Write at {upper} or later." if upper < END else "The collection is closed.",
         )
-    if piece.schema >= len(collection.schemas):
+    if append.schema >= len(collection.schemas):
         return UsageError(
             f'updates for collection "{collection.name}" were staged in a schema it does not have',
-            hint="Let it grow in the same append_all.",
+            hint="Grow the collection in the same append_all.",
         )
     return None
 
 
 def _staged(work: Work) -> list[Batch]:
     """Return the batches that were written before the call."""
-    pieces = work.pieces if isinstance(work, Append) else []
-    return [piece.stored.result() for piece in pieces if piece.stored is not None]
+    appends = work.appends if isinstance(work, Append) else []
+    return [append.stored.result() for append in appends if append.stored is not None]
 
 
 def _destroyed(id: int) -> UsageError:
     return UsageError(f"collection {id} was destroyed", hint="Make it again with create_or_load.")
 
 
-def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batches) -> Batch:
+def _batch_of(updates: list[Updates], collection: CollectionState, batches: Batches) -> Batch:
     """Combine all small updates of one collection in a group into one inline batch."""
     newest = len(collection.schemas) - 1
     schema = stored_columns_of(collection.schemas[newest])
-    few = [piece for piece in pieces if isinstance(piece, Loose)]
+    few = [part for part in updates if isinstance(part, Loose)]
     loose = _rows_of(few, schema, types_of(collection.schemas[newest])) if few else None
-    if loose is not None and len(few) == len(pieces):
-        times = [time for piece in few for time in piece.times]
+    if loose is not None and len(few) == len(updates):
+        times = [time for part in few for time in part.times]
         return batches.build_few(loose, newest, lower=min(times), upper=max(times) + 1)
     # The schema may have grown after the caller prepared a table.
     defaults = defaults_of(collection.schemas)
-    tables = [conform(piece, schema, defaults) for piece in pieces if isinstance(piece, pa.Table)]
+    tables = [conform(part, schema, defaults) for part in updates if isinstance(part, pa.Table)]
     if loose is not None:
         tables.append(pa.Table.from_batches([loose]))
     return batches.build_inline(pa.concat_tables(tables) if len(tables) > 1 else tables[0], newest)
@@ -566,14 +568,14 @@ def _batch_of(pieces: list[Updates], collection: CollectionState, batches: Batch
 
 def _rows_of(few: list[Loose], schema: pa.Schema, types: tuple[pa.DataType, ...]) -> pa.RecordBatch:
     columns: list[list[Any]] = [[] for _ in types]
-    for piece in few:
-        for column, more in zip(columns, (*piece.columns, piece.times, piece.diffs), strict=True):
+    for part in few:
+        for column, more in zip(columns, (*part.columns, part.times, part.diffs), strict=True):
             column.extend(more)
     arrays = [pa.array(column, kind) for column, kind in zip(columns, types, strict=True)]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _tell(group: list[Call], outcomes: list[Any], state: State) -> None:
+def _complete_calls(group: list[Call], outcomes: list[Any], state: State) -> None:
     for work, outcome in zip(group, outcomes, strict=True):
         if isinstance(outcome, BaseException):
             work.future.set_exception(outcome)
@@ -581,7 +583,7 @@ def _tell(group: list[Call], outcomes: list[Any], state: State) -> None:
             work.future.set_result(outcome)
 
 
-def _tell_allowed(allowing: list[Allowing], state: State) -> None:
+def _complete_allowing(allowing: list[Allowing], state: State) -> None:
     for work in allowing:
         sinces = [state.collections[id].since for id in work.sinces if id in state.collections]
         work.future.set_result(Allowed(min(sinces, default=0)))

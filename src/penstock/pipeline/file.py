@@ -12,21 +12,20 @@ from typing import Annotated, Any, Final, Literal, Self
 
 import yaml
 from pydantic import (
-    BeforeValidator,
     ConfigDict,
     Field,
     GetPydanticSchema,
     ValidationError,
     WithJsonSchema,
+    create_model,
     model_validator,
 )
-from pydantic_core import core_schema
 
 from penstock.errors import UsageError
-from penstock.pipeline.kafka import KafkaSection, build_kafka_config
 from penstock.pipeline.section import FOLDER, Section
+from penstock.pipeline.sections import section_of
 from penstock.pipeline.units import Duration, Flag, FromOne, FromZero, Size
-from penstock.pipeline.validation_errors import to_value_error, validation_problems
+from penstock.pipeline.validation_errors import validation_problems
 from penstock.pipeline.yaml_text import (
     UnsetVariable,
     YamlText,
@@ -36,8 +35,7 @@ from penstock.pipeline.yaml_text import (
     read_yaml,
     substitute,
 )
-from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.postgres.config import PUBLICATION, PostgresConfig, TableSpec
+from penstock.sources.registry import SourceKind, source_kinds
 
 __all__ = [
     "CATALOG",
@@ -59,131 +57,47 @@ _NAME: Final = r"^[A-Za-z_][A-Za-z0-9_-]{0,62}$"
 Name = Annotated[str, Field(pattern=_NAME)]
 
 
-class TableSection(Section):
-    """A table to capture, with options for its columns."""
-
-    name: str
-    """Schema and table: public.orders."""
-
-    exclude: tuple[str, ...] = ()
-    """Columns to omit."""
-
-    text: tuple[str, ...] = ()
-    """Columns to store as the text of the server, regardless of their type."""
-
-    @model_validator(mode="after")
-    def _check_table(self) -> Self:
-        try:
-            TableSpec.parse(self.model_dump())
-        except UsageError as error:
-            raise to_value_error(error) from None
-        return self
-
-
-def _table(value: object) -> object:
-    if isinstance(value, str):
-        return {"name": value}
-    if isinstance(value, Mapping):
-        return value
-    raise ValueError("write a name such as public.orders, or a mapping with name, exclude and text")
-
-
-class PostgresSection(Section):
-    """A Postgres database to capture."""
-
-    model_config = ConfigDict(
-        json_schema_extra={
-            "oneOf": [
-                {"required": ["url"], "properties": {"url": {"type": "string"}}},
-                {"required": ["connection"], "properties": {"connection": {"type": "object"}}},
-            ]
-        }
-    )
-
-    url: str | None = Field(None, repr=False)
-    """URL postgresql://user:password@host:5432/database; write the password as ${NAME}."""
-
-    connection: dict[str, Any] | None = Field(
-        None,
-        repr=False,
-        json_schema_extra={
-            "properties": {
-                name: {}
-                for name in ("host", "port", "dbname", "user", "password", "sslmode", "sslrootcert")
-            }
-        },
-    )
-    """libpq connection parameters, instead of a URL."""
-
-    publication: str = PUBLICATION
-    """Publication to read; it is created if it does not exist and the role has permission."""
-
-    tables: (
-        tuple[
-            Annotated[
-                TableSection, BeforeValidator(_table, json_schema_input_type=str | TableSection)
-            ],
-            ...,
-        ]
-        | None
-    ) = None
-    """Tables to capture. Default: all published tables."""
-
-    snapshot_tasks: FromOne | None = None
-    """Number of splits for the initial snapshot of a large table."""
-
-    slot_warning: FromOne = 1 << 30
-    """Warn if the slot retains more than this many bytes of WAL."""
-
-
-def _postgres(section: PostgresSection) -> PostgresConfig:
-    try:
-        return PostgresConfig.parse(section.model_dump(exclude_unset=True))
-    except UsageError as error:
-        raise to_value_error(error) from None
-
-
 class SourceSection(Section):
     """A source, with the name of its progress relation."""
 
-    model_config = ConfigDict(
-        json_schema_extra={"oneOf": [{"required": ["postgres"]}, {"required": ["kafka"]}]}
-    )
-
-    postgres: (
-        Annotated[
-            PostgresConfig,
-            GetPydanticSchema(
-                lambda _, handler: core_schema.no_info_after_validator_function(
-                    _postgres, handler.generate_schema(PostgresSection)
-                )
-            ),
-        ]
-        | None
-    ) = None
-    """A Postgres database."""
-
-    kafka: (
-        Annotated[
-            KafkaConfig,
-            GetPydanticSchema(
-                lambda _, handler: core_schema.no_info_after_validator_function(
-                    build_kafka_config, handler.generate_schema(KafkaSection)
-                )
-            ),
-        ]
-        | None
-    ) = None
-    """Kafka topics."""
+    # `_source_section` adds one key for each source kind.
 
     progress: Name | None = None
     """Name of the progress relation. Default: the name of the source and _progress."""
 
+    @property
+    def kind(self) -> SourceKind:
+        """Return the kind of the source."""
+        return next(
+            kind for name, kind in source_kinds().items() if getattr(self, name) is not None
+        )
+
+    @property
+    def config(self) -> Any:
+        """Return the validated section of the kind."""
+        return getattr(self, self.kind.name)
+
     @model_validator(mode="after")
     def _check_kind(self) -> Self:
-        if (self.postgres is None) == (self.kafka is None):
-            raise ValueError("a source is either postgres or kafka")
+        kinds = source_kinds()
+        if sum(getattr(self, name) is not None for name in kinds) != 1:
+            *others, last = kinds
+            raise ValueError(f"a source is either {', '.join(others)} or {last}")
         return self
+
+
+def _source_section() -> type[SourceSection]:
+    """Return the model of a source, with a key for each source kind."""
+    kinds = source_kinds()
+    fields: dict[str, Any] = {
+        name: (section_of(kind) | None, Field(None, description=kind.summary))
+        for name, kind in kinds.items()
+    }
+    model: type[SourceSection] = create_model(
+        "SourceSection", __base__=SourceSection, __doc__=SourceSection.__doc__, **fields
+    )
+    model.model_config["json_schema_extra"] = {"oneOf": [{"required": [name]} for name in kinds]}
+    return model
 
 
 class CollectionSection(Section):
@@ -350,7 +264,13 @@ class Pipeline(Section):
     retain: Duration = 86_400_000
     """Retained history of collections, such as 7d. Default: 24h."""
 
-    sources: dict[Name, SourceSection] = Field(default_factory=dict)
+    sources: dict[
+        Name,
+        Annotated[
+            SourceSection,
+            GetPydanticSchema(lambda _, handler: handler.generate_schema(_source_section())),
+        ],
+    ] = Field(default_factory=dict)
     """Sources, by name."""
 
     collections: dict[str, CollectionSection] = Field(default_factory=dict)
@@ -361,13 +281,11 @@ class Pipeline(Section):
 
     def append_only(self) -> frozenset[str]:
         """Return the collections whose rows are never deleted."""
-        names = set()
-        for name, source in self.sources.items():
-            if source.kafka is not None:
-                names.add(f"{name}_errors")
-            if source.kafka is not None and source.kafka.envelope == "none":
-                names |= {name, *(f"{name}.{topic}" for topic in source.kafka.topics)}
-        return frozenset(names)
+        return frozenset(
+            collection
+            for name, source in self.sources.items()
+            for collection in source.kind.append_only(name, source.config)
+        )
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -4,7 +4,7 @@ A *remap binding* is a pair of a time and a source frontier. All bindings of a s
 collection, its remap. Everything here is a function of values, except `Ticker`, which reads the
 clock that it is given.
 
-    remap      stored form of bindings, for each source type
+    remap      updates of remap, in the form of a source kind
     mint       the next binding, or the reason for none
     progress   the progress relation: bindings as users read them
     ticker     times of ticks
@@ -22,19 +22,7 @@ The since of remap therefore stays at or below u - 1.
 from penstock.reclock.mint import Minted, Regressed, Unmoved, mint
 from penstock.reclock.progress import progress_as_of, progress_changes, progress_name
 from penstock.reclock.remap import (
-    KAFKA,
-    KAFKA_TOPICS,
-    KINESIS,
-    POSTGRES,
-    PUBNUB,
-    S3,
-    SHAPES,
-    SINGLE_PARTITION,
-    Offsets,
-    PartitionKey,
-    Shape,
     accumulate,
-    shape_of,
 )
 from penstock.reclock.ticker import (
     ClockReading,
@@ -48,22 +36,11 @@ from penstock.reclock.ticker import (
 )
 
 __all__ = [
-    "KAFKA",
-    "KAFKA_TOPICS",
-    "KINESIS",
-    "POSTGRES",
-    "PUBNUB",
-    "S3",
-    "SHAPES",
-    "SINGLE_PARTITION",
     "ClockReading",
     "ClockReference",
     "Minted",
     "NotYet",
-    "Offsets",
-    "PartitionKey",
     "Regressed",
-    "Shape",
     "SteppedBack",
     "Tick",
     "Ticker",
@@ -75,5 +52,4 @@ __all__ = [
     "progress_as_of",
     "progress_changes",
     "progress_name",
-    "shape_of",
 ]

@@ -13,12 +13,14 @@ The caller commits the updates of remap, the data and the new uppers (time + 1) 
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 
+from penstock.data.remap_form import RemapForm
 from penstock.errors import UsageError
-from penstock.progress import MAX_TIME, check_time
-from penstock.reclock.remap import Move, Offsets, PartitionKey, Shape, encode_moves
+from penstock.progress import MAX_TIME, Frontier, Partition, check_time
+from penstock.reclock.remap import Move, encode_moves
 
 __all__ = ["Minted", "Regressed", "Unmoved", "mint"]
 
@@ -30,7 +32,7 @@ class Minted:
     updates: pa.Table
     """Updates of remap, in its stored schema."""
 
-    frontier: Offsets
+    frontier: Frontier[Any]
     """The frontier after this binding."""
 
 
@@ -43,7 +45,7 @@ class Unmoved:
 class Regressed:
     """A partition moved backwards. Nothing is minted, for any partition."""
 
-    partition: PartitionKey
+    partition: Partition
     """The first partition that moved backwards."""
 
     was: int
@@ -55,12 +57,12 @@ class Regressed:
 
 
 def mint(
-    shape: Shape, current: Offsets, probed: Offsets, *, time: int
+    form: RemapForm, current: Frontier[Any], probed: Frontier[Any], *, time: int
 ) -> Minted | Unmoved | Regressed:
     """Bind the frontier `probed` to `time`, after the bound frontier `current`.
 
     A new partition begins at 0. A partition missing from `probed` keeps its row if
-    `shape.partitions_end`; otherwise it has moved backwards.
+    `form.partitions_end`; otherwise it has moved backwards.
 
     Raises:
         UsageError: a partition, an offset or the time is invalid.
@@ -70,22 +72,22 @@ def mint(
             f"time {time} cannot have a binding",
             detail=f"The last time with a binding is {MAX_TIME - 1}.",
         )
-    shape.check(probed)
+    form.check(probed)
     # A source may have a million objects; a probe of it returns only a few.
-    partitions = probed if shape.partitions_end else {**current, **probed}
+    partitions = probed if form.partitions_end else current | probed
     regressed = sorted(
         (partition, current[partition], probed.get(partition))
         for partition in partitions
-        if current.get(partition, 0) > probed.get(partition, 0)
+        if current[partition] > probed[partition]
     )
     if regressed:
         return Regressed(*regressed[0], others=len(regressed) - 1)
     moves = [
-        Move(partition, current.get(partition, 0), offset)
+        Move(partition, current[partition], offset)
         for partition, offset in sorted(probed.items())
-        if offset > current.get(partition, 0)
+        if offset > current[partition]
     ]
     if not moves:
         return Unmoved()
-    frontier = {**current, **{move.partition: move.now for move in moves}}
-    return Minted(encode_moves(shape, moves, time=time), frontier)
+    frontier = Frontier({move.partition: move.now for move in moves})
+    return Minted(encode_moves(form, moves, time=time), current | frontier)

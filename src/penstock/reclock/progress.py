@@ -16,34 +16,39 @@ Compaction advances bindings below since to since, as in every collection.
 
 from collections.abc import Container
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME
+from penstock.data.remap_form import RemapForm
 from penstock.errors import UsageError
-from penstock.reclock.remap import Offsets, Shape, Steps, decode_steps, partition_starts
+from penstock.progress import Frontier
+from penstock.reclock.remap import Steps, decode_steps, partition_starts
 
 __all__ = ["progress_as_of", "progress_changes", "progress_name"]
 
 
-def progress_as_of(shape: Shape, updates: pa.Table, as_of: int) -> pa.Table:
+def progress_as_of(form: RemapForm, updates: pa.Table, as_of: int) -> pa.Table:
     """Return the newest binding of each partition as of a time, ordered by partition.
 
     `updates` are updates of remap, complete up to `as_of`.
     """
-    steps = decode_steps(shape, updates.filter(pc.less_equal(updates.column(TIME), as_of)))
+    steps = decode_steps(form, updates.filter(pc.less_equal(updates.column(TIME), as_of)))
     is_newest = np.append(partition_starts(steps.partitions)[1:], True)[: len(steps.times)]
-    return _relation(shape, steps).filter(pa.array(is_newest))
+    return _relation(form, steps).filter(pa.array(is_newest))
 
 
-def progress_changes(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> pa.Table:
+def progress_changes(
+    form: RemapForm, updates: pa.Table, *, before: Frontier[Any] | None = None
+) -> pa.Table:
     """Return each binding in `updates` of remap, ordered by time, with a diff of +1.
 
     `before` is the frontier before `updates`, as `accumulate` returns it.
     """
-    relation = _relation(shape, decode_steps(shape, updates, before=before))
+    relation = _relation(form, decode_steps(form, updates, before=before))
     order = pc.sort_indices(
         relation, sort_keys=[(name, "ascending") for name in relation.schema.names]
     )
@@ -71,6 +76,6 @@ def progress_name(source: str, taken: Container[str], *, given: str | None = Non
     return given
 
 
-def _relation(shape: Shape, steps: Steps) -> pa.Table:
-    partitions = [] if shape.partition.type == pa.null() else [steps.partitions]
-    return pa.table([steps.times, *partitions, steps.offsets], schema=shape.progress)
+def _relation(form: RemapForm, steps: Steps) -> pa.Table:
+    partitions = [] if form.partition.type == pa.null() else [steps.partitions]
+    return pa.table([steps.times, *partitions, steps.offsets], schema=form.progress)

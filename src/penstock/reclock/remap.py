@@ -29,120 +29,35 @@ definite from then on. Records that were received and not committed are lost whe
 stops, unless the sender repeats them.
 """
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable
 from itertools import groupby
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.data import DIFF, TIME, consolidate, stored_schema
+from penstock.data.remap_form import RemapForm
 from penstock.errors import InternalError, UsageError
-from penstock.progress import MAX_DIFF
+from penstock.progress import SINGLE_PARTITION, Frontier, Partition
 
 __all__ = [
-    "KAFKA",
-    "KAFKA_TOPICS",
-    "KINESIS",
-    "POSTGRES",
-    "PUBNUB",
-    "S3",
-    "SHAPES",
-    "SINGLE_PARTITION",
     "Move",
-    "Offsets",
-    "PartitionKey",
-    "Shape",
     "Steps",
     "accumulate",
     "decode_steps",
     "encode_moves",
     "keys_of",
-    "offsets_of",
     "partition_starts",
-    "shape_of",
 ]
-
-PartitionKey: TypeAlias = int | str | tuple[()]
-"""Identifier of a partition: a number, a name, or `SINGLE_PARTITION`."""
-
-Offsets: TypeAlias = Mapping[Any, int]
-"""A source frontier: an exclusive offset for each partition. Missing partitions are at 0."""
-
-SINGLE_PARTITION: Final[PartitionKey] = ()
-"""The only partition of a source without partitions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Columns of remap and of the progress relation for one source type."""
-
-    name: str
-    """The source type: kafka, kinesis, …"""
-
-    remap: pa.Schema
-    """Columns of the remap collection, without time and diff."""
-
-    progress: pa.Schema
-    """Columns of the progress relation."""
-
-    partitions_end: bool
-    """True if a partition may end regularly: it is missing from a probe and keeps its row."""
-
-    def __post_init__(self) -> None:
-        if len(self.progress) != 1 + (self.partition.type != pa.null()) + 1:
-            raise InternalError(
-                f"columns of progress and remap of a {self.name} source do not correspond"
-            )
-
-    @property
-    def increments(self) -> bool:
-        """Return whether diffs are offset increments; otherwise rows contain the offset as text."""
-        return len(self.remap) == 1
-
-    @property
-    def partition(self) -> pa.Field:
-        """Return the column that identifies the partition."""
-        return self.remap.field(0)
-
-    def check(self, offsets: Offsets) -> None:
-        """Check that remap can store each partition and offset.
-
-        Raises:
-            UsageError: a partition has another type, or an offset is out of range.
-        """
-        for partition, offset in offsets.items():
-            if not self._is_partition(partition):
-                raise UsageError(
-                    f"partition {partition!r} of a {self.name} source is not of type "
-                    f"{self.partition.type}",
-                    detail=f"Column {self.partition.name} of remap stores partitions.",
-                )
-            if type(offset) is not int or offset < 0 or (self.increments and offset > MAX_DIFF):
-                raise UsageError(
-                    f"offset {offset!r} of partition {partition!r} of a {self.name} source is "
-                    "out of range",
-                    detail="Offsets are exclusive uppers: integers from 0"
-                    + (f" to {MAX_DIFF}." if self.increments else "."),
-                )
-
-    def _is_partition(self, partition: object) -> bool:
-        kind = self.partition.type
-        if kind == pa.null():
-            return partition == SINGLE_PARTITION
-        if kind == pa.string():
-            return isinstance(partition, str)
-        max_partition = 2 ** (kind.bit_width - 1) - 1
-        return type(partition) is int and 0 <= partition <= max_partition
 
 
 class Move(NamedTuple):
     """The advance of a partition from one offset to a greater one."""
 
-    partition: PartitionKey
+    partition: Partition
     was: int
     now: int
 
@@ -158,25 +73,11 @@ class Steps(NamedTuple):
     offsets: pa.Array
 
 
-def shape_of(source_type: str) -> Shape:
-    """Return the shape of a source type.
-
-    Raises:
-        UsageError: the source type has no remap.
-    """
-    if source_type in SHAPES:
-        return SHAPES[source_type]
-    raise UsageError(
-        f'source type "{source_type}" has no remap',
-        detail=f"Source types with a remap are {', '.join(SHAPES)}.",
-    )
-
-
-def encode_moves(shape: Shape, moves: Iterable[Move], *, time: int) -> pa.Table:
+def encode_moves(form: RemapForm, moves: Iterable[Move], *, time: int) -> pa.Table:
     """Return the updates of remap that bind `moves` to `time`, in the stored schema."""
-    if shape.increments:
+    if form.increments:
         rows = [(move.partition, move.now - move.was) for move in moves]
-        partitions = _partition_array(shape, [partition for partition, _ in rows])
+        partitions = _partition_array(form, [partition for partition, _ in rows])
         columns, diffs = [partitions], [diff for _, diff in rows]
     else:
         texts = [
@@ -186,28 +87,36 @@ def encode_moves(shape: Shape, moves: Iterable[Move], *, time: int) -> pa.Table:
             if offset
         ]
         columns = [
-            _partition_array(shape, [partition for partition, _, _ in texts]),
+            _partition_array(form, [partition for partition, _, _ in texts]),
             pa.array([offset for _, offset, _ in texts], pa.string()),
         ]
         diffs = [diff for _, _, diff in texts]
     times = pa.array([time] * len(diffs), pa.int64())
     return pa.table(
-        [*columns, times, pa.array(diffs, pa.int64())], schema=stored_schema(shape.remap)
+        [*columns, times, pa.array(diffs, pa.int64())], schema=stored_schema(form.remap)
     )
 
 
-def accumulate(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Offsets:
+def accumulate(
+    form: RemapForm, updates: pa.Table, *, before: Frontier[Any] | None = None
+) -> Frontier[Any]:
     """Return the frontier after `updates` of remap, given the frontier `before` them.
 
     Partitions at 0 are omitted.
     """
-    steps = decode_steps(shape, updates, before=before)
-    keys, offsets = keys_of(shape, steps.partitions), offsets_of(steps.offsets)
-    after = {**(before or {}), **dict(zip(keys, offsets, strict=True))}
-    return {partition: offset for partition, offset in after.items() if offset}
+    steps = decode_steps(form, updates, before=before)
+    # An offset is an integer or decimal text.
+    offsets = [int(offset) for offset in steps.offsets.to_pylist()]
+    after = {
+        **dict((before or Frontier()).items()),
+        **dict(zip(keys_of(form, steps.partitions), offsets, strict=True)),
+    }
+    return Frontier({partition: offset for partition, offset in after.items() if offset})
 
 
-def decode_steps(shape: Shape, updates: pa.Table, *, before: Offsets | None = None) -> Steps:
+def decode_steps(
+    form: RemapForm, updates: pa.Table, *, before: Frontier[Any] | None = None
+) -> Steps:
     """Decode updates of remap, which may be in any order and unconsolidated.
 
     `before` is the frontier before `updates`.
@@ -215,68 +124,63 @@ def decode_steps(shape: Shape, updates: pa.Table, *, before: Offsets | None = No
     Raises:
         InternalError: an offset decreases. `mint` never writes such updates.
     """
-    schema = stored_schema(shape.remap)
+    schema = stored_schema(form.remap)
     if updates.schema.names != schema.names:
         raise UsageError(
-            f"updates do not have the columns of the remap of a {shape.name} source",
+            f"updates do not have the columns of the remap of a {form.name} source",
             detail=f"The updates have {', '.join(updates.schema.names)}. "
             f"The remap has {', '.join(schema.names)}.",
         )
     rows = consolidate(updates.cast(schema))
-    keys = [name for name in (shape.partition.name, TIME) if schema.field(name).type != pa.null()]
+    keys = [name for name in (form.partition.name, TIME) if schema.field(name).type != pa.null()]
     # By diff last: a deleted row precedes the row that replaces it.
     order = pc.sort_indices(rows, sort_keys=[(name, "ascending") for name in (*keys, DIFF)])
     rows = rows.take(order).combine_chunks()
-    if shape.increments:
-        return _steps_from_increments(shape, rows, before or {})
-    return _steps_from_replacements(shape, rows, before or {})
+    if form.increments:
+        return _steps_from_increments(form, rows, before or Frontier())
+    return _steps_from_replacements(form, rows, before or Frontier())
 
 
-def _steps_from_increments(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
-    partitions, times = _array(rows, shape.partition.name), _array(rows, TIME)
+def _steps_from_increments(form: RemapForm, rows: pa.Table, before: Frontier[Any]) -> Steps:
+    partitions, times = _array(rows, form.partition.name), _array(rows, TIME)
     diffs = _array(rows, DIFF).to_numpy()
     starts = partition_starts(partitions)
     start_rows = np.flatnonzero(starts)
-    initial = [before.get(key, 0) for key in keys_of(shape, partitions.take(pa.array(start_rows)))]
+    initial = [before[key] for key in keys_of(form, partitions.take(pa.array(start_rows)))]
     # Sums over all partitions may wrap around. The subtraction reverses that.
     sums = np.cumsum(diffs)
     base = sums[start_rows] - diffs[start_rows] - np.array(initial, np.int64)
     offsets = sums - base[np.cumsum(starts) - 1] if len(rows) else sums
     decreases = np.flatnonzero((diffs < 0) | (offsets < 0))
     if len(decreases):
-        raise _decrease_error(shape, partitions[int(decreases[0])], times[int(decreases[0])])
+        raise _decrease_error(form, partitions[int(decreases[0])], times[int(decreases[0])])
     return Steps(partitions, times, pa.array(offsets, pa.int64()))
 
 
-def _steps_from_replacements(shape: Shape, rows: pa.Table, before: Offsets) -> Steps:
-    current: dict[PartitionKey, int] = dict(before)
-    steps: list[tuple[PartitionKey, int, int]] = []
+def _steps_from_replacements(form: RemapForm, rows: pa.Table, before: Frontier[Any]) -> Steps:
+    current: dict[Partition, int] = dict(before.items())
+    steps: list[tuple[Partition, int, int]] = []
     columns = [column.to_pylist() for column in rows.columns]
     for (partition, time), group in groupby(zip(*columns, strict=True), key=itemgetter(0, 2)):
         changes = [(diff, int(text)) for _, text, _, diff in group]
         was, now = current.get(partition, 0), dict(changes).get(+1, 0)
         if now <= was or changes != [*([(-1, was)] if was else []), (+1, now)]:
-            raise _decrease_error(shape, partition, time)
+            raise _decrease_error(form, partition, time)
         current[partition] = now
         steps.append((partition, time, now))
     return Steps(
-        _partition_array(shape, [partition for partition, _, _ in steps]),
+        _partition_array(form, [partition for partition, _, _ in steps]),
         pa.array([time for _, time, _ in steps], pa.int64()),
         pa.array([str(offset) for _, _, offset in steps], pa.string()),
     )
 
 
-def keys_of(shape: Shape, partitions: pa.Array) -> list[PartitionKey]:
+def keys_of(form: RemapForm, partitions: pa.Array) -> list[Partition]:
     """Return the partition keys in a partition column."""
-    if shape.partition.type == pa.null():
+    if form.partition.type == pa.null():
         return [SINGLE_PARTITION] * len(partitions)
-    keys: list[PartitionKey] = partitions.to_pylist()
+    keys: list[Partition] = partitions.to_pylist()
     return keys
-
-
-def offsets_of(offsets: pa.Array) -> list[int]:
-    """Return the offsets in an offset column, which contains integers or decimal text."""
-    return [int(offset) for offset in offsets.to_pylist()]
 
 
 def partition_starts(partitions: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_]]":
@@ -288,8 +192,8 @@ def partition_starts(partitions: pa.Array) -> "np.ndarray[Any, np.dtype[np.bool_
     return starts
 
 
-def _partition_array(shape: Shape, keys: list[PartitionKey]) -> pa.Array:
-    kind = shape.partition.type
+def _partition_array(form: RemapForm, keys: list[Partition]) -> pa.Array:
+    kind = form.partition.type
     return pa.nulls(len(keys)) if kind == pa.null() else pa.array(keys, kind)
 
 
@@ -298,68 +202,9 @@ def _array(rows: pa.Table, name: str) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _decrease_error(shape: Shape, partition: object, time: object) -> InternalError:
+def _decrease_error(form: RemapForm, partition: object, time: object) -> InternalError:
     return InternalError(
-        f"remap of a {shape.name} source moves backwards",
+        f"remap of a {form.name} source moves backwards",
         detail=f"The offset of partition {partition} decreases at time {time}.",
         hint="Check the storage location with: penstock verify LOCATION",
     )
-
-
-def _shape(
-    name: str,
-    remap: list[tuple[str, pa.DataType]],
-    progress: list[tuple[str, pa.DataType]],
-    *,
-    partitions_end: bool,
-) -> Shape:
-    return Shape(
-        name,
-        pa.schema([pa.field(column, kind, kind == pa.null()) for column, kind in remap]),
-        pa.schema(
-            [pa.field(column, kind, False) for column, kind in ((TIME, pa.int64()), *progress)]
-        ),
-        partitions_end,
-    )
-
-
-KAFKA: Final = _shape(
-    "kafka",
-    [("partition", pa.int32())],
-    [("partition", pa.int32()), ("offset", pa.int64())],
-    partitions_end=False,
-)
-KAFKA_TOPICS: Final = _shape(
-    "kafka-topics",
-    # In Kafka's notation: topic, dash, partition number.
-    [("partition", pa.string())],
-    [("partition", pa.string()), ("offset", pa.int64())],
-    partitions_end=False,
-)
-KINESIS: Final = _shape(
-    "kinesis",
-    [("shard", pa.string()), ("sequence_number", pa.string())],
-    [("shard_id", pa.string()), ("sequence_number", pa.string())],
-    partitions_end=True,
-)
-POSTGRES: Final = _shape(
-    "postgres", [("ignored", pa.null())], [("lsn", pa.int64())], partitions_end=False
-)
-PUBNUB: Final = _shape(
-    "pubnub",
-    # Regions are unsigned integers, and Spark has no unsigned type.
-    [("region", pa.int64())],
-    [("region", pa.int64()), ("timetoken", pa.int64())],
-    partitions_end=True,
-)
-S3: Final = _shape(
-    "s3",
-    [("object_key", pa.string())],
-    [("key", pa.string()), ("byte_offset", pa.int64())],
-    partitions_end=True,
-)
-
-SHAPES: Final[Mapping[str, Shape]] = {
-    shape.name: shape for shape in (KAFKA, KAFKA_TOPICS, KINESIS, POSTGRES, PUBNUB, S3)
-}
-"""All shapes, by source type."""

@@ -8,53 +8,96 @@ its position upstream.
 
     open ─► probe ─► read_into ─► (the loop commits the tick) ─► committed ─► probe …
 
-A source knows nothing of the timeline, of storage or of Spark. The loop passes it a
-`TickTransaction`, a `StateStore` and a `SnapshotLoader`.
+A source knows nothing of the timeline, of storage or of Spark. `penstock.sources.context`
+has the parameters that the loop passes.
+
+`Source` is everything that a source must have. The other protocols are optional: a source
+that has the method of a protocol has the capability.
 """
 
 import threading
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence, Set
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from penstock.errors import DefiniteError
+from penstock.progress import Frontier
+from penstock.sources.context import SnapshotLoader, Split, StateStore, TickTransaction
 
 __all__ = [
+    "Checkable",
     "CollectionOutline",
     "ComparisonFailed",
-    "Frontier",
+    "Droppable",
+    "OwnershipObserver",
     "Probe",
-    "Scan",
-    "ScanOutput",
-    "SideRows",
-    "SnapshotLoad",
-    "SnapshotLoader",
+    "Resyncable",
+    "SnapshotProgress",
     "Source",
     "Split",
-    "StateStore",
-    "TickTransaction",
+    "Stoppable",
+    "TableSelection",
+    "WaitReporter",
 ]
 
-Frontier: TypeAlias = Mapping[Any, int]
-"""Exclusive upper offset per partition. A source that is one log has one partition, `()`."""
 
+class Source(Protocol):
+    """An upstream system that changes and reports its frontier."""
 
-class ComparisonFailed(DefiniteError):
-    """A comparison that was carried out and failed; the request for it is not repeated."""
+    kind: str
+    """Selects the form of the remap."""
+
+    def open(
+        self, state: StateStore, loader: SnapshotLoader, bound: Frontier[Any] | None, /
+    ) -> None:
+        """Connect and prepare to resume from `bound`; None at the first start.
+
+        Raises:
+            TransientError: a later attempt may succeed.
+            DefiniteError: a person must act.
+        """
+        ...
+
+    def probe(self) -> "Probe":
+        """Return an upstream frontier at or above the one at the time of the call."""
+        ...
+
+    def read_into(self, tick: TickTransaction, up_to: Frontier[Any]) -> Frontier[Any] | None:
+        """Read all changes below `up_to`, or somewhat more, into `tick`.
+
+        Return the frontier that was read up to, or None while an initial snapshot is in
+        progress and nothing may become visible.
+        """
+        ...
+
+    def collections(self) -> Sequence[str]:
+        """Return the visible collections. Every tick advances all of them."""
+        ...
+
+    def committed(self, frontier: Frontier[Any] | None) -> None:
+        """Handle the commit of the tick that was read last."""
+        ...
+
+    def status(self) -> Mapping[str, Any]:
+        """Return phase, row counts, lag and the current wait."""
+        ...
+
+    def close(self) -> None:
+        """Close all connections. Nothing durable changes."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
     """Upstream frontier and upstream clock."""
 
-    frontier: Frontier
+    frontier: Frontier[Any]
     """Frontier to read up to next: the upstream frontier, or a chunk of the backlog."""
 
     now_ms: int
-    reached: Frontier | None = None
+    reached: Frontier[Any] | None = None
     """Upstream frontier, if `frontier` is only a chunk."""
 
     @property
@@ -63,249 +106,104 @@ class Probe:
         return self.reached is not None
 
     @property
-    def end(self) -> Frontier:
+    def end(self) -> Frontier[Any]:
         """Return the upstream frontier."""
         return self.frontier if self.reached is None else self.reached
 
 
-class StateStore(Protocol):
-    """State of a source for its next start: JSON values by key."""
+@runtime_checkable
+class Stoppable(Protocol):
+    """A source that waits for upstream, and can cancel its waits."""
 
-    def get(self, name: str) -> Any:
-        """Return the value of a key, or None."""
-        ...
-
-    def names(self) -> Sequence[str]:
-        """Return all keys in order."""
-        ...
-
-    def put(self, values: Mapping[str, Any]) -> None:
-        """Make `values` durable now and atomically; None deletes a key."""
+    def use_stop(self, stop: threading.Event, /) -> None:
+        """Make every wait raise a TransientError when `stop` is set. Called once."""
         ...
 
 
-class Split(Protocol):
-    """One part of an initial snapshot, read by one task. Picklable."""
+@runtime_checkable
+class WaitReporter(Protocol):
+    """A source that reports its current wait."""
 
-    def read(self, stop: threading.Event | None = None) -> Generator[pa.RecordBatch, None, None]:
-        """Yield the rows. A caller that does not exhaust the generator closes it.
+    def waits_for(self) -> str:
+        """Return what `open` or `read_into` waits for, or "". Called by another thread."""
+        ...
 
-        A wait for the server raises an error soon after `stop` is set.
+
+@runtime_checkable
+class SnapshotProgress(Protocol):
+    """A source whose initial snapshots may take several ticks."""
+
+    def is_loaded(self) -> bool:
+        """Return whether all initial snapshots are complete and visible."""
+        ...
+
+
+@runtime_checkable
+class OwnershipObserver(Protocol):
+    """A source that confirms its position upstream also during a long operation."""
+
+    def ownership_verified(self) -> None:
+        """Handle the proof, during a long operation, that this process is still the writer.
+
+        Called by another thread.
         """
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class SideRows:
-    """Name and schema of hidden rows that a source stores for later ticks."""
+@runtime_checkable
+class Resyncable(Protocol):
+    """A source that can compare its collections with upstream."""
 
-    name: str
-    schema: pa.Schema
-
-
-class ScanOutput(Protocol):
-    """Output of one Spark task of a scan. It is committed with the tick, or not at all."""
-
-    def put(self, output: str, rows: pa.Table) -> None:
-        """Add rows to an output, once each, or with the multiplicity in `mz_diff`."""
-        ...
-
-    def stored(self, output: str, keys: pa.Table) -> pa.Table:
-        """Return the rows with these keys as of the previous tick."""
-        ...
-
-
-class Scan(Protocol):
-    """A closed range that Spark reads with one of its formats, and its processing. Picklable.
-
-    Each Spark task prepares the rows that it reads. It also finishes them, unless rows of one
-    key must be finished together: then they are shuffled first.
-    """
-
-    @property
-    def format(self) -> str:
-        """Return the Spark format that reads the range."""
-        ...
-
-    @property
-    def options(self) -> Mapping[str, str]:
-        """Return the options of the format. They may contain secrets."""
-        ...
-
-    @property
-    def secrets(self) -> Collection[str]:
-        """Return the option values to redact from errors."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Return the approximate size in bytes."""
-        ...
-
-    @property
-    def into(self) -> Mapping[str, str]:
-        """Return the collection of each output; there is at least one."""
-        ...
-
-    @property
-    def side_rows(self) -> Mapping[str, "SideRows"]:
-        """Return the side rows of each output that is hidden."""
-        ...
-
-    @property
-    def by_key(self) -> bool:
-        """Return whether all rows of one key must be finished by one task."""
-        ...
-
-    def prepare(self, rows: Iterable[pa.RecordBatch]) -> Iterable[pa.Table]:
-        """Decode records into rows that `places` can distribute."""
-        ...
-
-    def places(self, rows: pa.Table, count: int) -> pa.Array:
-        """Return, for each prepared row, the number of the task that finishes it."""
-        ...
-
-    def finish(self, rows: Iterable[pa.Table], out: ScanOutput) -> Any:
-        """Write the result of prepared rows; return a picklable report for the source."""
-        ...
-
-
-class SnapshotLoad(Protocol):
-    """An initial snapshot of one table, being written to files."""
-
-    def done(self) -> bool:
-        """Return whether all splits are read, or one has failed."""
-        ...
-
-    def rows(self) -> int:
-        """Return the number of rows in the splits that are complete."""
-        ...
-
-    def abandon(self) -> None:
-        """Cancel the load and delete its files."""
-        ...
-
-    def result(self) -> Any:
-        """Return the argument for `TickTransaction.link_snapshot`; raise the error of the load."""
-        ...
-
-
-class SnapshotLoader(Protocol):
-    """Reads splits in parallel, each directly into files of a collection."""
-
-    def check(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Check that `create` can create the collection.
+    def resync(self, parts: Sequence[str], /) -> None:
+        """Compare these parts with upstream at the next tick, and repair them; none means all.
 
         Raises:
-            UsageError: the name or the schema cannot be stored.
+            UsageError: a part does not exist.
         """
         ...
 
-    def create(self, collection: str, schema: pa.Schema, key: Sequence[str]) -> None:
-        """Create a collection. It is not visible before a tick begins it."""
-        ...
 
-    def drop_collection(self, collection: str) -> None:
-        """Drop a collection that has never been visible."""
-        ...
+@runtime_checkable
+class Checkable(Protocol):
+    """A source that can check upstream before its first start."""
 
-    def load(self, collection: str, splits: Sequence[Split], *, size: int) -> SnapshotLoad:
-        """Start reading all splits, about `size` bytes in total."""
-        ...
+    def check(self, *, started: bool) -> Sequence["CollectionOutline"]:
+        """Return the collections that the source would create, as far as they are known.
 
-
-class TickTransaction(Protocol):
-    """All changes of one tick. They are committed in one entry, or not at all."""
-
-    time: int
-
-    def change(self, collection: str, *, deletes: pa.Table, inserts: pa.Table) -> None:
-        """Apply deletes and inserts at this tick."""
-        ...
-
-    def begin(self, collection: str) -> None:
-        """Make the collection visible from this tick on, with all rows put into it."""
-        ...
-
-    def link_snapshot(self, collection: str, copy: Any) -> None:
-        """Link the files of a complete initial snapshot. `begin` makes them visible."""
-        ...
-
-    def grow(self, collection: str, schema: pa.Schema, defaults: Mapping[str, Any]) -> None:
-        """Add columns from this tick on. Older rows read `defaults` in them."""
-        ...
-
-    def fail(self, collection: str, error: DefiniteError) -> None:
-        """Make every read at or above this time fail with `error`."""
-        ...
-
-    def recover(self, collection: str) -> None:
-        """End the error of a collection at this time."""
-        ...
-
-    def lookup(self, collection: str, keys: pa.Table) -> pa.Table:
-        """Return the rows with these keys, changes of this tick included."""
-        ...
-
-    def truncate(self, collection: str) -> None:
-        """Delete all rows."""
-        ...
-
-    def compare(
-        self, collection: str, splits: Sequence[Split], *, size: int
-    ) -> AbstractContextManager[Callable[[], int]]:
-        """Read all splits, about `size` bytes in total.
-
-        Yield a function that writes the differences and returns the number of rows changed.
-        """
-        ...
-
-    def replace(
-        self,
-        collection: str,
-        schema: pa.Schema,
-        key: Sequence[str],
-        splits: Sequence[Split],
-        *,
-        size: int,
-    ) -> AbstractContextManager[Callable[[], int]]:
-        """Read all splits, about `size` bytes in total, into a new collection.
-
-        Yield a function that moves the name to the new collection at this time and returns
-        its number of rows. Changes of this tick to the old collection are dropped.
-        """
-        ...
-
-    def scan(self, scan: Scan) -> Sequence[Any]:
-        """Read a range with Spark tasks, each directly into files; return their reports.
+        Called on a source that is not open. Changes nothing upstream. If the source has
+        been `started`, only the connection is checked and nothing is returned.
 
         Raises:
-            TransientError: Spark failed. The tick contains nothing of the scan.
+            DefiniteError: the source cannot start; lists each problem with its remedy.
+            TransientError: upstream cannot be reached.
         """
         ...
 
-    def append_side_rows(self, name: str, rows: pa.Table) -> None:
-        """Store hidden rows under a name of the source."""
+
+@runtime_checkable
+class TableSelection(Protocol):
+    """A source of several tables or topics, of which the file may remove some."""
+
+    def drop_removed(self, state: StateStore, destroy: Callable[[Sequence[str]], None], /) -> None:
+        """Drop the parts that the file no longer names, after `destroy` of their collections.
+
+        Called on a source that is not open. Idempotent.
+        """
         ...
 
-    def side_rows(self, name: str) -> Iterable[pa.Table]:
-        """Yield the side rows of a name, this tick included, in append order."""
-        ...
 
-    def discard_side_rows(self, name: str) -> None:
-        """Discard the side rows that this tick has appended under a name."""
-        ...
+@runtime_checkable
+class Droppable(Protocol):
+    """A source that creates objects upstream."""
 
-    def drop_side_rows(self, name: str) -> None:
-        """Drop all side rows of a name."""
-        ...
+    def drop(self, state: StateStore, /) -> None:
+        """Drop everything that was created upstream.
 
-    def retain_side_rows(self, names: Set[str]) -> None:
-        """Drop side rows of earlier ticks under all other names."""
-        ...
+        Called on a source that is not open. Idempotent: a missing object is no error.
 
-    def put_state(self, name: str, value: Any) -> None:
-        """Store a JSON value for the next start; None deletes the key."""
+        Raises:
+            TransientError: upstream cannot be reached.
+        """
         ...
 
 
@@ -320,101 +218,5 @@ class CollectionOutline:
     """Upstream columns that the collection does not have, each with the reason."""
 
 
-class Source(Protocol):
-    """An upstream system that changes and reports its frontier."""
-
-    kind: str
-    """Selects the form of the remap."""
-
-    def use_stop(self, stop: threading.Event, /) -> None:
-        """Make every wait raise a TransientError when `stop` is set. Called once."""
-        ...
-
-    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Connect and prepare to resume from `bound`; None at the first start.
-
-        Raises:
-            TransientError: a later attempt may succeed.
-            DefiniteError: a person must act.
-        """
-        ...
-
-    def probe(self) -> Probe:
-        """Return an upstream frontier at or above the one at the time of the call."""
-        ...
-
-    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
-        """Read all changes below `up_to`, or somewhat more, into `tick`.
-
-        Return the frontier that was read up to, or None while an initial snapshot is in
-        progress and nothing may become visible.
-        """
-        ...
-
-    def collections(self) -> Sequence[str]:
-        """Return the visible collections. Every tick advances all of them."""
-        ...
-
-    def committed(self, frontier: Frontier | None) -> None:
-        """Handle the commit of the tick that was read last."""
-        ...
-
-    def resync(self, parts: Sequence[str], /) -> None:
-        """Compare these parts with upstream at the next tick, and repair them; none means all.
-
-        Raises:
-            UsageError: a part does not exist.
-        """
-        ...
-
-    def status(self) -> Mapping[str, Any]:
-        """Return phase, row counts, lag and the current wait."""
-        ...
-
-    def ownership_verified(self) -> None:
-        """Handle the proof, during a long operation, that this process is still the writer.
-
-        Called by another thread.
-        """
-        ...
-
-    def waits_for(self) -> str:
-        """Return what `open` or `read_into` waits for, or "". Called by another thread."""
-        ...
-
-    def is_loaded(self) -> bool:
-        """Return whether all initial snapshots are complete and visible."""
-        ...
-
-    def check(self, *, started: bool) -> Sequence[CollectionOutline]:
-        """Return the collections that the source would create, as far as they are known.
-
-        Called on a source that is not open. Changes nothing upstream. If the source has
-        been `started`, only the connection is checked and nothing is returned.
-
-        Raises:
-            DefiniteError: the source cannot start; lists each problem with its remedy.
-            TransientError: upstream cannot be reached.
-        """
-        ...
-
-    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Drop the parts that the file no longer names, after `destroy` of their collections.
-
-        Called on a source that is not open. Idempotent.
-        """
-        ...
-
-    def drop(self, memory: StateStore) -> None:
-        """Drop everything that was created upstream.
-
-        Called on a source that is not open. Idempotent: a missing object is no error.
-
-        Raises:
-            TransientError: upstream cannot be reached.
-        """
-        ...
-
-    def close(self) -> None:
-        """Close all connections. Nothing durable changes."""
-        ...
+class ComparisonFailed(DefiniteError):
+    """A comparison that was carried out and failed; the request for it is not repeated."""

@@ -6,13 +6,15 @@ lose rows, at any point.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from penstock.errors import PenstockError, TransientError
-from penstock.sources.source import Frontier, Probe, SnapshotLoader, StateStore, TickTransaction
+from penstock.progress import Frontier
+from penstock.sources.context import SnapshotLoader, StateStore, TickTransaction
+from penstock.sources.source import Probe
 
 __all__ = ["ScriptedSource"]
 
@@ -28,10 +30,10 @@ class ScriptedSource:
         self.now_ms: int | None = None
         """Upstream time of a probe; None for the time of arrival."""
 
-        self.confirmed: list[Frontier | None] = []
+        self.confirmed: list[Frontier[Any] | None] = []
         """Frontiers that were confirmed as durable, in order."""
 
-        self.opened: list[Frontier | None] = []
+        self.opened: list[Frontier[Any] | None] = []
         """Frontiers of all calls of `open`, in order."""
 
         self.asked: list[tuple[str, ...]] = []
@@ -47,7 +49,7 @@ class ScriptedSource:
         self._words: dict[Any, list[str]] = {}
         self._failures: dict[str, list[PenstockError]] = {}
         self._begun = False
-        self._drawn: dict[Any, int] = {}
+        self._drawn: Frontier[Any] = Frontier()
 
     def append(self, partition: Any, *words: str) -> None:
         """Append words to a partition upstream."""
@@ -66,11 +68,11 @@ class ScriptedSource:
     def use_stop(self, stop: threading.Event) -> None:
         self.stop = stop
 
-    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
+    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier[Any] | None) -> None:
         """Resume from `bound`."""
         self._trip("open")
         self.opened.append(bound)
-        self._drawn = dict(bound or {})
+        self._drawn = bound or Frontier()
         self._begun = bound is not None
         loader.create(self.collection, SCHEMA, ["partition", "offset"])
 
@@ -78,33 +80,32 @@ class ScriptedSource:
         """Return the number of words in each partition."""
         self._trip("probe")
         with self._lock:
-            frontier = {partition: len(words) for partition, words in self._words.items()}
-        return Probe(frontier, self.now_ms if self.now_ms is not None else 2**62)
+            ends = {partition: len(words) for partition, words in self._words.items()}
+        return Probe(Frontier(ends), self.now_ms if self.now_ms is not None else 2**62)
 
-    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
+    def read_into(self, tick: TickTransaction, up_to: Frontier[Any]) -> Frontier[Any] | None:
         """Read the words below `up_to` that were not read before."""
         with self._lock:
             rows = [
                 {"partition": str(partition), "offset": offset, "word": words[offset]}
                 for partition, words in self._words.items()
-                for offset in range(self._drawn.get(partition, 0), up_to.get(partition, 0))
+                for offset in range(self._drawn[partition], up_to[partition])
             ]
         if not self._begun:
             tick.begin(self.collection)
         inserts = pa.Table.from_pylist(rows, schema=SCHEMA)
         tick.change(self.collection, deletes=SCHEMA.empty_table(), inserts=inserts)
-        tick.put_state("words", sum(up_to.values()))
+        tick.put_state("words", sum(position for _, position in up_to.items()))
         self._trip("read_into")
-        self._reached = dict(up_to)
-        return self._reached
+        return up_to
 
     def collections(self) -> Sequence[str]:
         return [self.collection]
 
-    def committed(self, frontier: Frontier | None) -> None:
+    def committed(self, frontier: Frontier[Any] | None) -> None:
         """Record that the words below `frontier` are durable."""
         self._begun = True
-        self._drawn = dict(frontier or {})
+        self._drawn = frontier or Frontier()
         self.confirmed.append(frontier)
         self._trip("committed")
 
@@ -126,12 +127,6 @@ class ScriptedSource:
     def waits_for(self) -> str:
         """Return the text that the test has set."""
         return self.waiting
-
-    def check(self) -> None:
-        """Do nothing."""
-
-    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Do nothing."""
 
     def drop(self, memory: StateStore) -> None:
         """Record the drop."""

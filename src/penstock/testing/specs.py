@@ -61,24 +61,24 @@ def collection(
 ) -> CollectionSpec:
     """Return a collection with these fields and, with `document`, the root document as a field."""
     root = [projection(DOCUMENT, "object", ptr="", must=True)] if document else []
-    described = json.dumps(schema or {})
+    schema_json = json.dumps(schema or {})
     return CollectionSpec(
         name,
         tuple(key),
         tuple(
-            dataclasses.replace(each, is_primary_key=each.ptr in key)
-            for each in (*root, *projections)
+            dataclasses.replace(field, is_primary_key=field.ptr in key)
+            for field in (*root, *projections)
         ),
         uuid_ptr="/_meta/uuid",
-        write_schema_json=described,
+        write_schema_json=schema_json,
         write_schema_uri=f"test://{name}/write",
-        read_schema_json=described,
+        read_schema_json=schema_json,
         read_schema_uri=f"test://{name}/read",
     )
 
 
 def bound(
-    of: CollectionSpec,
+    collection: CollectionSpec,
     resource: Mapping[str, Any],
     path: Sequence[str],
     *,
@@ -91,12 +91,16 @@ def bound(
     `fields` are the selected non-key fields, by default all. With `document` the root document is
     selected too, if the collection has it.
     """
-    by_ptr = {each.ptr: each.field for each in reversed(of.projections)}
-    keys = tuple(by_ptr[ptr] for ptr in of.key_ptrs)
+    by_ptr = {field.ptr: field.field for field in reversed(collection.projections)}
+    keys = tuple(by_ptr[ptr] for ptr in collection.key_ptrs)
     if fields is None:
-        fields = [each.field for each in of.projections if each.ptr and each.field not in keys]
+        fields = [
+            field.field for field in collection.projections if field.ptr and field.field not in keys
+        ]
     selection = FieldSelection(keys, tuple(fields), by_ptr.get("", "") if document else "")
-    return MaterializationBinding(json.dumps(dict(resource)), tuple(path), of, selection, delta)
+    return MaterializationBinding(
+        json.dumps(dict(resource)), tuple(path), collection, selection, delta
+    )
 
 
 def materialization(

@@ -7,7 +7,7 @@ data:
     disk = PowerCutDisk()
     blob = FileBlob("/lake", disk=disk)
     …
-    reopened = FileBlob("/lake", disk=disk.after_power_cut(chance))
+    reopened = FileBlob("/lake", disk=disk.after_power_cut(rng))
 
 `reopened` then has one of the possible states after a restart of the machine. `CarelessDisk` and
 `lying_create` are planted bugs, which prove that a checker finds errors.
@@ -57,7 +57,7 @@ class Fate(Enum):
 
 
 class UnreliableBlob:
-    """`Blob` whose writes have the outcomes of `script`, and then random ones from `chance`.
+    """`Blob` whose writes have the outcomes of `script`, and then random ones from `rng`.
 
     Without either, all writes succeed. With `lying_create`, a planted bug, a `create` of an
     existing key overwrites it and reports success.
@@ -68,12 +68,12 @@ class UnreliableBlob:
         inner: Blob,
         *,
         script: Iterable[Fate] = (),
-        chance: random.Random | None = None,
+        rng: random.Random | None = None,
         lying_create: bool = False,
     ) -> None:
         self._inner = inner
         self._script = iter(script)
-        self._chance = chance
+        self._rng = rng
         self._lying_create = lying_create
         self._lock = threading.Lock()
         self.fates: list[Fate] = []
@@ -90,14 +90,14 @@ class UnreliableBlob:
 
     def put(self, key: str, data: bytes) -> None:
         """Write with the next outcome."""
-        self._met(key, lambda: self._inner.put(key, data))
+        self._write(key, lambda: self._inner.put(key, data))
 
     def create(self, key: str, data: bytes) -> bool:
         """Create with the next outcome."""
         if self._lying_create and self._inner.get(key) is not None:
-            self._met(key, lambda: self._inner.put(key, data))
+            self._write(key, lambda: self._inner.put(key, data))
             return True
-        return self._met(key, lambda: self._inner.create(key, data))
+        return self._write(key, lambda: self._inner.create(key, data))
 
     def settle(self, keys: list[str]) -> None:
         """Settle without failures."""
@@ -105,7 +105,7 @@ class UnreliableBlob:
 
     def delete(self, key: str) -> None:
         """Delete with the next outcome."""
-        self._met(key, lambda: self._inner.delete(key))
+        self._write(key, lambda: self._inner.delete(key))
 
     def list(self, prefix: str, *, after: str = "") -> list[Listed]:
         """List without failures."""
@@ -115,18 +115,18 @@ class UnreliableBlob:
         """Close the wrapped store."""
         return self._inner.close()
 
-    def _met(self, key: str, write: Callable[[], _Outcome]) -> _Outcome:
+    def _write(self, key: str, write: Callable[[], _Outcome]) -> _Outcome:
         with self._lock:
-            drawn = self._chance.choice([*Fate]) if self._chance else Fate.ANSWERED
-            fate = next(self._script, drawn)
+            random_fate = self._rng.choice([*Fate]) if self._rng else Fate.ANSWERED
+            fate = next(self._script, random_fate)
             self.fates.append(fate)
         if fate is Fate.FAILED:
-            raise DeterminateError(f'write of object "{key}" failed as asked')
+            raise DeterminateError(f'write of object "{key}" failed on request')
         if fate is Fate.REQUEST_LOST:
-            raise IndeterminateError(f'write of object "{key}" was lost as asked')
+            raise IndeterminateError(f'write of object "{key}" was lost on request')
         outcome = write()
         if fate is Fate.ANSWER_LOST:
-            raise IndeterminateError(f'answer to the write of object "{key}" was lost as asked')
+            raise IndeterminateError(f'response to the write of object "{key}" was lost on request')
         return outcome
 
 
@@ -138,7 +138,7 @@ class PowerCut(BaseException):
 class Step:
     """Operation on a disk."""
 
-    deed: str
+    operation: str
     """`make folder`, `write`, `sync file`, `link`, `replace`, `sync folder` or `unlink`."""
 
     name: str
@@ -172,12 +172,12 @@ class PowerCutDisk:
         self.steps: list[Step] = []
         """All operations, in order."""
 
-    def after_power_cut(self, chance: random.Random) -> "PowerCutDisk":
+    def after_power_cut(self, rng: random.Random) -> "PowerCutDisk":
         """Return a possible disk after a power cut: all synced data, random unsynced data."""
         with self._lock:
-            found = PowerCutDisk(clock=self._clock)
-            found._top = self._top.surviving(chance)
-            return found
+            disk = PowerCutDisk(clock=self._clock)
+            disk._top = self._top.surviving(rng)
+            return disk
 
     def restore_power(self) -> None:
         """Continue as after a process crash: all written data is visible, synced or not."""
@@ -227,7 +227,7 @@ class PowerCutDisk:
 
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
         with self._stepping("link", as_name):
-            node = self._held_folder(source).found(name)
+            node = self._held_folder(source).lookup(name)
             names = self._held_folder(target)
             if as_name in names.names:
                 raise _os_error(errno.EEXIST)
@@ -235,7 +235,7 @@ class PowerCutDisk:
 
     def replace(self, source: int, name: str, target: int, as_name: str) -> None:
         with self._stepping("replace", as_name):
-            node = self._held_folder(source).found(name)
+            node = self._held_folder(source).lookup(name)
             names = self._held_folder(target)
             if isinstance(names.names.get(as_name), _FolderNode):
                 raise _os_error(errno.EISDIR)
@@ -249,7 +249,7 @@ class PowerCutDisk:
     def unlink(self, folder: int, name: str) -> None:
         with self._stepping("unlink", name):
             names = self._held_folder(folder)
-            if isinstance(names.found(name), _FolderNode):
+            if isinstance(names.lookup(name), _FolderNode):
                 raise _os_error(errno.EISDIR)
             names.change(name, None)
 
@@ -314,14 +314,14 @@ class PowerCutDisk:
         for name in filter(None, path.split("/")):
             if isinstance(node, _FileNode):
                 raise _os_error(errno.ENOTDIR)
-            node = node.found(name)
+            node = node.lookup(name)
         if isinstance(node, _FileNode):
             raise _os_error(errno.ENOTDIR)
         return node
 
     def _file(self, path: str) -> "_FileNode":
         parent, name = self._parent(path)
-        node = parent.found(name)
+        node = parent.lookup(name)
         if isinstance(node, _FolderNode):
             raise _os_error(errno.EISDIR)
         return node
@@ -343,7 +343,7 @@ class CarelessDisk:
     def __init__(self, inner: Disk, bug: PlantedBug) -> None:
         self._inner = inner
         self._bug = bug
-        self._owed: list[int] = []
+        self._pending_syncs: list[int] = []
         self.make_folder = inner.make_folder
         self.open_folder = inner.open_folder
         self.same_device = inner.same_device
@@ -359,7 +359,7 @@ class CarelessDisk:
     def sync_file(self, file: int) -> None:
         """Sync a file, late or with a retry."""
         if self._bug is PlantedBug.LINK_BEFORE_SYNC:
-            self._owed.append(file)
+            self._pending_syncs.append(file)
         else:
             self._sync(self._inner.sync_file, file)
 
@@ -370,14 +370,14 @@ class CarelessDisk:
     def link(self, source: int, name: str, target: int, as_name: str) -> None:
         """Link, and only then do the delayed syncs."""
         self._inner.link(source, name, target, as_name)
-        while self._owed:
-            file = self._owed.pop(0)
+        while self._pending_syncs:
+            file = self._pending_syncs.pop(0)
             self._inner.sync_file(file)
             self._inner.close(file)
 
     def close(self, handle: int) -> None:
         """Close a handle, unless its sync is still pending."""
-        if handle not in self._owed:
+        if handle not in self._pending_syncs:
             self._inner.close(handle)
 
     def _sync(self, sync: Callable[[int], None], handle: int) -> None:
@@ -405,12 +405,12 @@ class _FileNode:
     def lose(self) -> None:
         self.lost = not self.synced
 
-    def surviving(self, chance: random.Random) -> "_FileNode":
+    def surviving(self, rng: random.Random) -> "_FileNode":
         data = self.data
         if not self.synced:
             # A disk may have the length without the bytes, or only a prefix.
-            kept = data[: chance.randrange(len(data) + 1)]
-            data = chance.choice([data, kept, kept + bytes(len(data) - len(kept)), b""])
+            prefix = data[: rng.randrange(len(data) + 1)]
+            data = rng.choice([data, prefix, prefix + bytes(len(data) - len(prefix)), b""])
         return _FileNode(data, self.modified_ms, synced=True)
 
 
@@ -424,7 +424,7 @@ class _FolderNode:
     lost: list[tuple[str, "_Node | None"]] = field(default_factory=list)
     """Changes whose sync failed; later syncs prove nothing about them."""
 
-    def found(self, name: str) -> "_Node":
+    def lookup(self, name: str) -> "_Node":
         node = self.names.get(name)
         if node is None:
             raise _os_error(errno.ENOENT)
@@ -443,13 +443,13 @@ class _FolderNode:
         self.lost += self.unsynced
         self.unsynced.clear()
 
-    def surviving(self, chance: random.Random) -> "_FolderNode":
+    def surviving(self, rng: random.Random) -> "_FolderNode":
         names = dict(self.synced)
         for name, node in self.lost + self.unsynced:
-            if chance.randrange(2):
+            if rng.randrange(2):
                 _apply(names, name, node)
-        kept = {name: node.surviving(chance) for name, node in sorted(names.items(), key=_by_name)}
-        return _FolderNode(kept, dict(kept))
+        nodes = {name: node.surviving(rng) for name, node in sorted(names.items(), key=_by_name)}
+        return _FolderNode(nodes, dict(nodes))
 
 
 _Node = _FileNode | _FolderNode
@@ -475,13 +475,13 @@ def _files(folder: _FolderNode, path: str) -> Iterator[tuple[str, bytes]]:
 
 
 def _os_error(number: int) -> OSError:
-    return OSError(number, _SAID[number])
+    return OSError(number, _MESSAGES[number])
 
 
-_SAID: Final = {
+_MESSAGES: Final = {
     errno.EEXIST: "exists",
     errno.ENOENT: "does not exist",
-    errno.ENOTDIR: "is no folder",
+    errno.ENOTDIR: "is not a folder",
     errno.EISDIR: "is a folder",
-    errno.EIO: "failed as asked",
+    errno.EIO: "failed on request",
 }

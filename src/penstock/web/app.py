@@ -24,11 +24,12 @@ from starlette.routing import Route
 
 from penstock.errors import PenstockError, StoreError, UsageError
 from penstock.persist.errors import CollectionMissing
+from penstock.supervisor.status import ErrorStatus
 from penstock.telemetry import fields, logger
 from penstock.web.auth import HEADERS, Guard
 from penstock.web.lake_view import View
 from penstock.web.metrics import CONTENT_TYPE, exposition
-from penstock.web.page_state import degraded, told, unhealthy, waited_for
+from penstock.web.page_state import degraded_bindings, outstanding_conditions, unhealthy_tasks
 
 __all__ = ["app"]
 
@@ -40,31 +41,31 @@ KINDS: Final = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
-SHOWN: Final = 50
-AT_MOST: Final = 500
+DEFAULT_LIMIT: Final = 50
+LARGEST_LIMIT: Final = 500
 
 
 def app(view: View, *, token: str | None) -> Starlette:
     """Return the app that serves `view`; with a token, only to clients that send it."""
     routes = [Route(f"/{name}", page) for name, page in _pages().items()]
-    doors = _Doors(view)
+    handlers = _Routes(view)
     return Starlette(
         routes=[
             *routes,
             Route("/", _pages()["index.html"]),
-            Route("/api/state", doors.state),
-            Route("/api/rows", doors.rows),
-            Route("/api/changes", doors.changes),
-            Route("/metrics", doors.metrics),
-            Route("/healthz", doors.healthz),
-            Route("/readyz", doors.readyz),
+            Route("/api/state", handlers.state),
+            Route("/api/rows", handlers.rows),
+            Route("/api/changes", handlers.changes),
+            Route("/metrics", handlers.metrics),
+            Route("/healthz", handlers.healthz),
+            Route("/readyz", handlers.readyz),
         ],
         middleware=[Middleware(Guard, token=token)],
         exception_handlers={PenstockError: _refuse, Exception: _fail},
     )
 
 
-class _Doors:
+class _Routes:
     def __init__(self, view: View) -> None:
         self._view = view
 
@@ -80,19 +81,19 @@ class _Doors:
         return _json(self._view.changes(_collection(request), _limit(request)))
 
     def metrics(self, _: Request) -> Response:
-        return Response(exposition(self._view.state()), media_type=CONTENT_TYPE)
+        return Response(exposition(self._view.page_state()), media_type=CONTENT_TYPE)
 
     async def healthz(self, _: Request) -> Response:
         # Not in the thread pool: requests for rows could fill it, and the process would look dead.
-        dead = unhealthy(self._view.running())
+        dead = unhealthy_tasks(self._view.running())
         return _json({"healthy": not dead, "dead": dead}, 503 if dead else 200)
 
     def readyz(self, _: Request) -> Response:
-        state = self._view.state()
-        waits = waited_for(state)
+        state = self._view.page_state()
+        waits = outstanding_conditions(state)
         if not self._view.running():
-            waits = ["what is to run to start", *waits]
-        answer = {"ready": not waits, "waits_for": waits, "degraded": degraded(state)}
+            waits = ["the tasks to start", *waits]
+        answer = {"ready": not waits, "waits_for": waits, "degraded": degraded_bindings(state)}
         return _json(answer, 503 if waits else 200)
 
 
@@ -106,8 +107,8 @@ def _pages() -> dict[str, Any]:
         return serve
 
     return {
-        each.name: page(each.read_bytes(), KINDS["." + each.name.rpartition(".")[2]])
-        for each in (files("penstock.web") / "static").iterdir()
+        file.name: page(file.read_bytes(), KINDS["." + file.name.rpartition(".")[2]])
+        for file in (files("penstock.web") / "static").iterdir()
     }
 
 
@@ -116,17 +117,17 @@ def _since(after: int, state: Mapping[str, Any]) -> dict[str, Any]:
     return {
         **state,
         "sources": [
-            {**each, "history": [row for row in each["history"] if row[0] > after]}
-            for each in state["sources"]
+            {**source, "history": [row for row in source["history"] if row[0] > after]}
+            for source in state["sources"]
         ],
         "materializations": [
             {
-                **each,
-                "history": [row for row in each["history"] if row[0] > after],
+                **task,
+                "history": [row for row in task["history"] if row[0] > after],
                 # The last few transactions again: their durations may have been incomplete before.
-                "transactions": each["transactions"][-5 if after else 0 :],
+                "transactions": task["transactions"][-5 if after else 0 :],
             }
-            for each in state["materializations"]
+            for task in state["materializations"]
         ],
     }
 
@@ -134,12 +135,12 @@ def _since(after: int, state: Mapping[str, Any]) -> dict[str, Any]:
 def _collection(request: Request) -> str:
     name = request.query_params.get("collection")
     if not name:
-        raise UsageError("no collection was named", hint="Add ?collection=NAME.")
+        raise UsageError("request names no collection", hint="Add ?collection=NAME.")
     return name
 
 
 def _limit(request: Request) -> int:
-    return max(1, min(_number(request, "limit", SHOWN), AT_MOST))
+    return max(1, min(_number(request, "limit", DEFAULT_LIMIT), LARGEST_LIMIT))
 
 
 def _number(request: Request, name: str, default: int) -> int:
@@ -161,17 +162,15 @@ async def _refuse(_: Request, error: Exception) -> Response:
             status = 503
         case _:
             status = 400
-    shown = told(error) if isinstance(error, PenstockError) else {}
-    return _json({"error": shown}, status)
+    return _json({"error": ErrorStatus.of(error).to_json()}, status)
 
 
 async def _fail(request: Request, error: Exception) -> Response:
     log.error("request failed", extra=fields(path=request.url.path, error=repr(error)))
-    shown = {
-        "message": "this could not be shown",
-        "detail": "",
-        "hint": "The log says why; please report it.",
-    }
-    answer = _json({"error": shown}, 500)
-    answer.headers.update(HEADERS)  # This response bypasses the guard.
-    return answer
+    failure = ErrorStatus(
+        "request failed with an internal error",
+        hint="Please report it, with the error in the log of this process.",
+    )
+    response = _json({"error": failure.to_json()}, 500)
+    response.headers.update(HEADERS)  # This response bypasses the guard.
+    return response

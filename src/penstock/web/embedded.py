@@ -4,16 +4,17 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, Final
+from typing import Final
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.pipeline.supervisor import Supervisor
+from penstock.supervisor import Supervisor
+from penstock.supervisor.status import TaskStatus
 from penstock.telemetry import logger
 from penstock.web.http_server import AddressTaken, serve
 from penstock.web.lake_view import LakeView
 
-__all__ = ["NONE", "Page", "page_beside"]
+__all__ = ["NONE", "Page", "embedded_page"]
 
 log = logger("web")
 
@@ -34,19 +35,19 @@ class Page:
         self.url = ""
         """Empty if no page is served."""
 
-        self._running: Supervisor | None = None
+        self._supervisor: Supervisor | None = None
 
-    def watch(self, running: Supervisor) -> None:
+    def watch(self, supervisor: Supervisor) -> None:
         """Set the supervisor whose status the page shows."""
-        self._running = running
+        self._supervisor = supervisor
 
-    def status(self) -> Mapping[str, Mapping[str, Any]]:
+    def status(self) -> Mapping[str, TaskStatus]:
         """Return the status of the running tasks, by name."""
-        return {} if self._running is None else self._running.status()
+        return {} if self._supervisor is None else self._supervisor.status()
 
 
 @contextmanager
-def page_beside(
+def embedded_page(
     location: str,
     address: str,
     *,
@@ -87,7 +88,7 @@ def page_beside(
                 is_open = is_open or open_page()
                 view.sample()
             except Exception:
-                log.exception("the page took no sample; it goes on")
+                log.exception("could not sample the status")
 
     try:
         sampling = threading.Thread(

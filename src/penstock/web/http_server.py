@@ -53,7 +53,7 @@ def serve(view: View, address: str, *, token: str | None) -> "Served":
         raise UsageError(
             "token of the page is empty", hint="Set PENSTOCK_HTTP_TOKEN to a secret, or not at all."
         )
-    bound = _bound(host, port, address, lonely=token is None)
+    bound = _bound(host, port, address, loopback_only=token is None)
     try:
         return Served(bound, view, token)
     except BaseException:
@@ -66,8 +66,8 @@ class Served:
 
     def __init__(self, bound: socket.socket, view: View, token: str | None) -> None:
         host, port = bound.getsockname()[:2]
-        shown = f"[{host}]" if ":" in host else host
-        self.url = f"http://{shown}:{port}/"
+        url_host = f"[{host}]" if ":" in host else host
+        self.url = f"http://{url_host}:{port}/"
         config = uvicorn.Config(
             app(view, token=token),
             http=LimitedProtocol,
@@ -127,28 +127,28 @@ def _parsed(address: str) -> tuple[str, int]:
 
 def _no_address(address: str) -> UsageError:
     return UsageError(
-        f'"{address}" is not an address for the page',
+        f'address "{address}" of the status page is invalid',
         hint="Give HOST:PORT, such as 127.0.0.1:8080, [::1]:8080, or :0 for any free port.",
     )
 
 
-def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket:
-    """Return a listening socket; with `lonely`, only on an address of this host alone."""
+def _bound(host: str, port: int, address: str, *, loopback_only: bool) -> socket.socket:
+    """Return a listening socket; with `loopback_only`, only on a loopback address."""
     try:
         family, kind, _, _, where = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
     except OSError as error:
         raise UsageError(
-            f'host "{host}" of the page has no address',
+            f'host "{host}" of the status page has no address',
             detail=f"{error.strerror}.",
-            hint="Name an address of this machine, or leave it out for loopback.",
+            hint="Name an address of this host, or omit it for loopback.",
         ) from error
-    if lonely and not is_loopback(str(where[0])):
+    if loopback_only and not is_loopback(str(where[0])):
         raise UsageError(
-            f'page cannot be served at "{address}" without a token',
-            detail="Others could reach that address, and the page shows data.",
-            hint="Set PENSTOCK_HTTP_TOKEN to a secret, or serve it at 127.0.0.1.",
+            f'status page cannot be served at "{address}" without a token',
+            detail="Other hosts can reach that address, and the page shows data.",
+            hint="Set PENSTOCK_HTTP_TOKEN to a secret, or serve the page at 127.0.0.1.",
         )
     bound = socket.socket(family, kind)
     try:
@@ -160,8 +160,8 @@ def _bound(host: str, port: int, address: str, *, lonely: bool) -> socket.socket
         if error.errno == errno.EADDRINUSE:
             raise AddressTaken(address) from error
         raise UsageError(
-            f'page cannot be served at "{address}"',
+            f'status page cannot be served at "{address}"',
             detail=f"{error.strerror}.",
-            hint="Choose an address of this machine and a port from 1024 on.",
+            hint="Choose an address of this host and a port of at least 1024.",
         ) from error
     return bound

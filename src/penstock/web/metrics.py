@@ -12,33 +12,32 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from penstock import __version__
 from penstock.persist.state import END
+from penstock.supervisor.status import MaterializationStatus, SourceStatus, State
+from penstock.web.page_state import PageMaterialization, PageSource, PageState
 
-__all__ = ["CONTENT_TYPE", "METRICS", "Told", "exposition"]
+__all__ = ["CONTENT_TYPE", "METRICS", "MetricDefinition", "exposition"]
 
 CONTENT_TYPE: Final = CONTENT_TYPE_LATEST
 
-Thing = Mapping[str, Any]
+Samples = Iterator[tuple[tuple[str, ...], float | None]]
+"""Values of the labels, and the value; None if there is no sample."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MetricDefinition:
     """Definition of one metric."""
 
     name: str
     """Prometheus name; a counter ends in `_total`."""
 
-    of: str
-    """List of the state that the metric describes: each element has one value."""
-
     labels: tuple[str, ...]
-    value: Callable[[Thing], float | None]
-    """Returns None if an element has no value."""
-
+    samples: Callable[[PageState], Samples]
     help: str
 
 
-def exposition(state: Mapping[str, Any]) -> bytes:
+def exposition(state: PageState) -> bytes:
     """Return the metrics in the text format of Prometheus."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Collector(state))
@@ -46,156 +45,168 @@ def exposition(state: Mapping[str, Any]) -> bytes:
 
 
 class _Collector(Collector):
-    def __init__(self, state: Mapping[str, Any]) -> None:
+    def __init__(self, state: PageState) -> None:
         self._state = state
 
     def collect(self) -> Iterable[Metric]:
         for metric in METRICS:
-            yield _family(metric, _things(metric.of, self._state))
+            is_counter = metric.name.endswith("_total")
+            kind = CounterMetricFamily if is_counter else GaugeMetricFamily
+            family = kind(metric.name, metric.help, labels=metric.labels)
+            for labels, value in metric.samples(self._state):
+                if value is not None:
+                    family.add_metric(labels, value)
+            yield family
 
 
-def _family(metric: Told, things: Iterator[Thing]) -> Metric:
-    kind = CounterMetricFamily if metric.name.endswith("_total") else GaugeMetricFamily
-    family = kind(metric.name, metric.help, labels=metric.labels)
-    for thing in things:
-        value = metric.value(thing)
-        if value is not None:
-            labels = [str(thing.get(label) or "") for label in metric.labels]
-            family.add_metric(labels, value)
-    return family
+def _source(
+    name: str, value: Callable[[SourceStatus], float | None], text: str
+) -> MetricDefinition:
+    """Return a metric with one sample for each source."""
+
+    def samples(state: PageState) -> Samples:
+        return (((source.name,), value(source.status)) for source in state.sources)
+
+    return MetricDefinition(name, ("source",), samples, text)
 
 
-def _things(of: str, state: Mapping[str, Any]) -> Iterator[Thing]:
-    match of:
-        case "build":
-            yield {"version": state["version"]}
-        case "tasks":
-            for kind in ("source", "materialization"):
-                for each in state[f"{kind}s"]:
-                    yield {**each, "task": each["name"], "kind": kind}
-        case _:
-            for each in state[of]:
-                yield {**each, of[:-1]: each["name"]}
+def _materialization(
+    name: str, value: Callable[[MaterializationStatus], float | None], text: str
+) -> MetricDefinition:
+    """Return a metric with one sample for each materialization."""
+
+    def samples(state: PageState) -> Samples:
+        return (((task.name,), value(task.status)) for task in state.materializations)
+
+    return MetricDefinition(name, ("materialization",), samples, text)
 
 
-def _field(name: str) -> Callable[[Thing], float | None]:
-    return lambda thing: thing.get(name)
+def _collection(
+    name: str, value: Callable[[Mapping[str, Any]], float | None], text: str
+) -> MetricDefinition:
+    """Return a metric with one sample for each collection."""
+
+    def samples(state: PageState) -> Samples:
+        return (
+            ((collection["name"], collection["source"] or ""), value(collection))
+            for collection in state.collections
+        )
+
+    return MetricDefinition(name, ("collection", "source"), samples, text)
 
 
-def _seconds(name: str) -> Callable[[Thing], float | None]:
-    """Return a function from an element to seconds; the end of time is infinity."""
-
-    def value(thing: Thing) -> float | None:
-        ms = thing.get(name)
-        return None if ms is None else float("inf") if ms == END else ms / 1_000
-
-    return value
+def _up(tasks: Iterable[PageSource | PageMaterialization]) -> Samples:
+    return (((task.name,), float(task.state == State.RUNNING)) for task in tasks)
 
 
-def _up(thing: Thing) -> float:
-    return float(thing["state"] == "running")
+def _restarts(state: PageState) -> Samples:
+    for source in state.sources:
+        yield (source.name, "source"), source.restarts
+    for materialization in state.materializations:
+        yield (materialization.name, "materialization"), materialization.restarts
 
 
-_COLLECTION: Final = ("collection", "source")
+def _seconds(ms: int | None) -> float | None:
+    """Return milliseconds in seconds; the end of time is infinity."""
+    return None if ms is None else float("inf") if ms == END else ms / 1_000
+
+
+def _upper_seconds(status: MaterializationStatus) -> float | None:
+    return _seconds(status.upper) if "upper" in status.keys else None
+
 
 METRICS: Final = (
-    Told(
-        "penstock_source_up", "sources", ("source",), _up,
+    MetricDefinition(
+        "penstock_source_up", ("source",), lambda state: _up(state.sources),
         "1 while the source runs; 0 if it is stopped, paused or about to be restarted.",
     ),
-    Told(
-        "penstock_source_lag_seconds", "sources", ("source",), _seconds("lag_ms"),
+    _source(
+        "penstock_source_lag_seconds", lambda status: _seconds(status.lag_ms),
         "How far its collections are behind now. Absent while it is stopped.",
     ),
-    Told(
-        "penstock_source_lag_bytes", "sources", ("source",), _field("lag_bytes"),
+    _source(
+        "penstock_source_lag_bytes", lambda status: status.lag_bytes,
         "How far it is behind upstream, in the bytes of upstream's log.",
     ),
-    Told(
-        "penstock_source_lag_records", "sources", ("source",), _field("lag_records"),
+    _source(
+        "penstock_source_lag_records", lambda status: status.lag_records,
         "How many records of a topic it is behind.",
     ),
-    Told(
-        "penstock_source_bad_records_total", "sources", ("source",), _field("bad_records"),
+    _source(
+        "penstock_source_bad_records_total", lambda status: status.bad_records,
         "Records that could not be decoded and were set aside, since its process started.",
     ),
-    Told(
-        "penstock_source_waiting_events", "sources", ("source",), _field("waiting_events"),
+    _source(
+        "penstock_source_waiting_events", lambda status: status.waiting_events,
         "Events of transactions over several topics that are not whole yet.",
     ),
-    Told(
-        "penstock_source_slot_bytes", "sources", ("source",), _field("slot_bytes"),
+    _source(
+        "penstock_source_slot_bytes", lambda status: status.slot_bytes,
         "How much log its replication slot makes the server keep.",
     ),
-    Told(
-        "penstock_source_rows_total", "sources", ("source",), _field("rows"),
+    _source(
+        "penstock_source_rows_total", lambda status: status.rows,
         "Rows it has read since its process started.",
     ),
-    Told(
-        "penstock_source_bytes_total", "sources", ("source",), _field("bytes"),
+    _source(
+        "penstock_source_bytes_total", lambda status: status.bytes,
         "Bytes it has read since its process started.",
     ),
-    Told(
-        "penstock_collection_since_seconds", "collections", _COLLECTION, _seconds("since"),
-        "From which time on it can be read, in seconds since the epoch.",
+    _collection(
+        "penstock_collection_since_seconds", lambda collection: _seconds(collection["since"]),
+        "Earliest time at which it can be read, in seconds since the epoch.",
     ),
-    Told(
-        "penstock_collection_upper_seconds", "collections", _COLLECTION, _seconds("upper"),
-        "Up to which time it is complete, in seconds since the epoch; +Inf if it is closed.",
+    _collection(
+        "penstock_collection_upper_seconds", lambda collection: _seconds(collection["upper"]),
+        "Time up to which it is complete, in seconds since the epoch; +Inf if it is closed.",
     ),
-    Told(
-        "penstock_collection_bytes", "collections", _COLLECTION, _field("bytes"),
+    _collection(
+        "penstock_collection_bytes", lambda collection: collection["bytes"],
         "The size of its batches as stored.",
     ),
-    Told(
-        "penstock_collection_batches", "collections", _COLLECTION, _field("batches"),
+    _collection(
+        "penstock_collection_batches", lambda collection: collection["batches"],
         "How many batches it has.",
     ),
-    Told(
-        "penstock_collection_errored", "collections", _COLLECTION,
-        lambda thing: float(thing["error"] is not None),
+    _collection(
+        "penstock_collection_errored", lambda collection: float(collection["error"] is not None),
         "1 while reading its latest time is an error.",
     ),
-    Told(
-        "penstock_materialization_up", "materializations", ("materialization",), _up,
+    MetricDefinition(
+        "penstock_materialization_up", ("materialization",),
+        lambda state: _up(state.materializations),
         "1 while the materialization runs; 0 if it is stopped, paused or about to be restarted.",
     ),
-    Told(
-        "penstock_materialization_lag_seconds", "materializations", ("materialization",),
-        _seconds("lag_ms"),
-        "How far its collections have gone on beyond what is committed at the endpoint.",
+    _materialization(
+        "penstock_materialization_lag_seconds", lambda status: _seconds(status.lag_ms),
+        "Lag of the endpoint's last commit behind the collections.",
     ),
-    Told(
-        "penstock_materialization_upper_seconds", "materializations", ("materialization",),
-        _seconds("upper"),
-        "Up to which time the endpoint has everything, in seconds since the epoch.",
+    _materialization(
+        "penstock_materialization_upper_seconds", _upper_seconds,
+        "Time up to which the endpoint has all changes, in seconds since the epoch.",
     ),
-    Told(
-        "penstock_materialization_documents_total", "materializations", ("materialization",),
-        _field("documents"),
+    _materialization(
+        "penstock_materialization_documents_total", lambda status: status.documents,
         "Documents stored since its process started.",
     ),
-    Told(
-        "penstock_materialization_bytes_total", "materializations", ("materialization",),
-        _field("bytes"),
+    _materialization(
+        "penstock_materialization_bytes_total", lambda status: status.bytes,
         "Bytes of documents stored since its process started.",
     ),
-    Told(
-        "penstock_materialization_transactions_total", "materializations", ("materialization",),
-        _field("transactions_total"),
+    _materialization(
+        "penstock_materialization_transactions_total", lambda status: status.transactions or 0,
         "Transactions committed since its process started.",
     ),
-    Told(
-        "penstock_materialization_degraded", "materializations", ("materialization",),
-        lambda thing: float(len(thing.get("left_behind") or ())),
+    _materialization(
+        "penstock_materialization_degraded", lambda status: float(len(status.left_behind)),
         "Collections in error whose bindings are frozen; 0 while all bindings advance.",
     ),
-    Told(
-        "penstock_task_restarts_total", "tasks", ("task", "kind"), _field("restarts"),
+    MetricDefinition(
+        "penstock_task_restarts_total", ("task", "kind"), _restarts,
         "How often the process has restarted the source or materialization after a failure.",
     ),
-    Told(
-        "penstock_build_info", "build", ("version",), lambda _: 1.0,
+    MetricDefinition(
+        "penstock_build_info", ("version",), lambda _: iter([((__version__,), 1.0)]),
         "Always 1; its label is the version.",
     ),
 )  # fmt: skip

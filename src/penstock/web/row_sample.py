@@ -34,15 +34,15 @@ from penstock.persist.state import (
 __all__ = ["latest_changes", "sample"]
 
 SMALL_BYTES: Final = 8 << 20
-"""Memory size up to which a collection is read completely."""
-KEPT: Final = 100_000
-"""Maximum number of retained updates that older updates may still cancel."""
+"""Maximum memory size of a collection that is read completely."""
 
+RETAINED: Final = 100_000
+"""Maximum number of retained updates that older updates may still cancel."""
 
 CANDIDATES: Final = 4
 """Candidates per requested row, because some candidates may be deleted rows."""
 
-SHOWN_CHARACTERS: Final = 2_000
+TEXT_LIMIT: Final = 2_000
 
 
 def sample(collection: Collection, as_of: int, limit: int) -> dict[str, Any]:
@@ -65,33 +65,33 @@ def sample(collection: Collection, as_of: int, limit: int) -> dict[str, Any]:
         "collection": collection.name,
         "as_of": as_of,
         "complete": complete,
-        **_shown(rows.slice(0, limit), state, schema),
+        **_to_json(rows.slice(0, limit), state, schema),
     }
 
 
 def latest_changes(collection: Collection, limit: int) -> dict[str, Any]:
     """Return at most `limit` updates, newest first, back to the first exact time."""
     state = collection.state
-    lower, upper = _told(state)
+    lower, upper = _known_interval(state)
     schema = schema_as_of(state, max(upper - 1, 0))
     batches = collection.client.reader.batches
     rows = stored_columns_of(schema).empty_table()
     for batch in sorted(state.batches, key=lambda batch: batch.upper, reverse=True):
         # The remaining batches are below this time, and cannot cancel updates at later times.
-        whole = pc.sum(pc.greater_equal(rows.column(TIME), batch.upper)).as_py() or 0
-        if whole >= limit:
+        complete = pc.sum(pc.greater_equal(rows.column(TIME), batch.upper)).as_py() or 0
+        if complete >= limit:
             break
-        for piece in part_scans_of(state, batch, lower=lower, upper=upper):
-            if batch.upper <= lower or batch.lower >= upper or _older(batches, piece, lower):
+        for part_scan in part_scans_of(state, batch, lower=lower, upper=upper):
+            if batch.upper <= lower or batch.lower >= upper or _older(batches, part_scan, lower):
                 continue
-            more = batches.part_rows(state, piece, schema)
+            more = batches.part_rows(state, part_scan, schema)
             within = pc.and_(
                 pc.greater_equal(more.column(TIME), lower), pc.less(more.column(TIME), upper)
             )
             rows = consolidate(pa.concat_tables([rows, more.filter(within)]))
-            rows = rows.sort_by([(TIME, "descending"), (DIFF, "ascending")]).slice(0, KEPT)
+            rows = rows.sort_by([(TIME, "descending"), (DIFF, "ascending")]).slice(0, RETAINED)
     rows = rows.slice(0, limit)
-    return {"collection": collection.name, "upper": upper, **_shown(rows, state, schema)}
+    return {"collection": collection.name, "upper": upper, **_to_json(rows, state, schema)}
 
 
 def _some_rows(collection: Collection, state: CollectionState, as_of: int, limit: int) -> pa.Table:
@@ -100,17 +100,17 @@ def _some_rows(collection: Collection, state: CollectionState, as_of: int, limit
     nested = [name for name in scan.key if pa.types.is_nested(columns.field(name).type)]
     if scan.schema.codecs or nested:
         raise UsageError(
-            f'collection "{collection.name}" is too large to show a few rows of',
-            detail="It has no key columns by which rows could be looked up.",
+            f'collection "{collection.name}" is too large to sample',
+            detail="It has no key columns for a lookup of single rows.",
             hint=f"Read it: penstock read LOCATION {collection.name} | head",
         )
     batches = collection.client.reader.batches
     keys = _candidates(batches, scan, limit * CANDIDATES)
-    wanted = LookupKeys(keys, scan.schema, collection=collection.name, by=scan.key)
-    found = [stored_columns_of(scan.schema).empty_table()]
-    for piece in (*scan.base, *scan.deltas):
-        found += matching_rows(batches, state, piece, scan.schema, wanted)
-    rows = consolidate(advance(pa.concat_tables(found), as_of))
+    lookup_keys = LookupKeys(keys, scan.schema, collection=collection.name, by=scan.key)
+    matches = [stored_columns_of(scan.schema).empty_table()]
+    for part_scan in (*scan.base, *scan.deltas):
+        matches += matching_rows(batches, state, part_scan, scan.schema, lookup_keys)
+    rows = consolidate(advance(pa.concat_tables(matches), as_of))
     return rows.sort_by([(name, "ascending") for name in scan.key])
 
 
@@ -118,8 +118,8 @@ def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
     """Return the keys of the first rows of the parts."""
     names = list(scan.key)
     keys = columns_of(scan.schema).empty_table().select(names)
-    for piece in (*scan.base, *scan.deltas):
-        rows = batches.part_rows(scan.collection, piece, scan.schema)
+    for part_scan in (*scan.base, *scan.deltas):
+        rows = batches.part_rows(scan.collection, part_scan, scan.schema)
         keys = pa.concat_tables([keys, rows.select(names).slice(0, limit)])
         keys = keys.group_by(names, use_threads=False).aggregate([]).slice(0, limit)
         if keys.num_rows == limit:
@@ -127,7 +127,7 @@ def _candidates(batches: Batches, scan: SnapshotScan, limit: int) -> pa.Table:
     return keys.select(names)
 
 
-def _told(state: CollectionState) -> tuple[int, int]:
+def _known_interval(state: CollectionState) -> tuple[int, int]:
     """Return the interval of known changes: after since, and outside of errors."""
     lower, upper = state.first_exact_time, state.upper
     for span in state.errors:
@@ -138,22 +138,27 @@ def _told(state: CollectionState) -> tuple[int, int]:
     return lower, upper
 
 
-def _older(batches: Batches, piece: PartScan, lower: int) -> bool:
+def _older(batches: Batches, part_scan: PartScan, lower: int) -> bool:
     """Return whether the footer of a part excludes updates at or after `lower`."""
-    if not isinstance(piece.part, Stored):
+    if not isinstance(part_scan.part, Stored):
         return False
-    footer = batches.footer(piece.part)
+    footer = batches.footer(part_scan.part)
     leaf = footer.schema.names.index(TIME)
-    told = [footer.row_group(at).column(leaf).statistics for at in range(footer.num_row_groups)]
-    return all(each is not None and each.has_min_max and each.max < lower for each in told)
+    groups = [footer.row_group(number).column(leaf) for number in range(footer.num_row_groups)]
+    return all(
+        group.statistics is not None
+        and group.statistics.has_min_max
+        and group.statistics.max < lower
+        for group in groups
+    )
 
 
-def _shown(rows: pa.Table, state: CollectionState, schema: SchemaVersion) -> dict[str, Any]:
+def _to_json(rows: pa.Table, state: CollectionState, schema: SchemaVersion) -> dict[str, Any]:
     """Return columns and rows, with each value as text: numbers of a browser are not exact."""
     columns = columns_of(schema)
-    shown = [
-        (moment, diff, [_text(value) for value in row.values()])
-        for moment, diff, row in rows_of(rows, state)
+    rendered = [
+        (time, diff, [_text(value) for value in row.values()])
+        for time, diff, row in rows_of(rows, state)
     ]
     return {
         "columns": [
@@ -164,9 +169,9 @@ def _shown(rows: pa.Table, state: CollectionState, schema: SchemaVersion) -> dic
             }
             for field in columns
         ],
-        "rows": [row for _, _, row in shown],
-        "times": [str(moment) for moment, _, _ in shown],
-        "diffs": [str(diff) for _, diff, _ in shown],
+        "rows": [row for _, _, row in rendered],
+        "times": [str(time) for time, _, _ in rendered],
+        "diffs": [str(diff) for _, diff, _ in rendered],
     }
 
 
@@ -174,4 +179,4 @@ def _text(value: Any) -> str | None:
     if value is None:
         return None
     text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
-    return text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + "…"
+    return text if len(text) <= TEXT_LIMIT else text[:TEXT_LIMIT] + "…"

@@ -8,7 +8,7 @@ from penstock.connectors.postgres import connector
 from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.connectors.stream_client import (
     Driven,
     Row,

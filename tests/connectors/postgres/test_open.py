@@ -17,7 +17,7 @@ from penstock.connectors.postgres.session import PostgresSession
 from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.sdk import Refused
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.connectors.stream_client import (
     Driven,
     Row,

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.connectors.postgres import connector
 from penstock.protocol.specs import Projection
-from penstock.testing.postgres import Database, PostgresServer
+from penstock.servers.postgres import Database, PostgresServer
 from tests.connectors.stream_client import (
     Driven,
     Row,

@@ -19,7 +19,7 @@ from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk import Binding, Keys, Refused, Transactor
-from penstock.testing.postgres import Database
+from penstock.servers.postgres import Database
 from tests.connectors.stream_client import (
     Driven,
     Row,

@@ -22,13 +22,13 @@ def event(op: Any, *, before: Any = None, after: Any = None, **more: Any) -> dic
     return {"before": before, "after": after, "op": op, "ts_ms": 5, **more}
 
 
-def bare(said: dict[str, Any]) -> bytes:
-    return json.dumps(said).encode()
+def bare(text: dict[str, Any]) -> bytes:
+    return json.dumps(text).encode()
 
 
-def wrapped(said: dict[str, Any] | None) -> bytes:
+def wrapped(text: dict[str, Any] | None) -> bytes:
     schema = {"type": "struct", "fields": [{"field": "op"}, {"field": "payload"}]}
-    return json.dumps({"schema": schema, "payload": said}).encode()
+    return json.dumps({"schema": schema, "payload": text}).encode()
 
 
 def postgres(commit: int | None, lsn: int, **more: Any) -> dict[str, Any]:
@@ -74,8 +74,8 @@ def test_debezium_json_event_decodes_into_op_rows_and_transaction(written: Any):
 
 
 def test_debezium_json_batch_may_mix_records_with_and_without_schema():
-    said = event("c", after={"id": 1})
-    found = decoded(JSON, bare(said), wrapped(said), None, bare(said), b"x", wrapped(said))
+    text = event("c", after={"id": 1})
+    found = decoded(JSON, bare(text), wrapped(text), None, bare(text), b"x", wrapped(text))
     assert column(found, "op") == ["c", "c", None, "c", None, "c"]
     assert [bad.row for bad in found.bad] == [4]
 
@@ -94,9 +94,9 @@ def test_debezium_json_record_with_null_payload_decodes_as_tombstone():
 
 
 NO_EVENTS = [
-    (b"{}", "it has no op, so it is no change event of Debezium"),
-    (b'{"schema":{}}', "it has no op, so it is no change event of Debezium"),
-    (wrapped({}), "it has no op, so it is no change event of Debezium"),
+    (b"{}", "it has no op, so it is not a change event of Debezium"),
+    (b'{"schema":{}}', "it has no op, so it is not a change event of Debezium"),
+    (wrapped({}), "it has no op, so it is not a change event of Debezium"),
     (bare(event("x")), 'its op is "x", and not one of c, u, d, r, t, m'),
     (bare(event(5)), 'column "op" is text, but the record has a number there'),
     (bare(event("c")), 'its op is "c", but it has no after'),
@@ -107,7 +107,7 @@ NO_EVENTS = [
      'after: column "id" is bigint, but the record has text there'),
     (bare(event("u", before={"name": 1}, after={})),
      'before: column "name" is text, but the record has a number there'),
-    (b"[]", "it is an array, and not an object with columns"),
+    (b"[]", "it is an array, and not an object"),
     (b"", "it is empty"),
     (b"\xff", "it is not UTF-8, from byte 0 on"),
 ]  # fmt: skip
@@ -121,11 +121,11 @@ def test_debezium_json_record_that_is_no_change_event_is_bad(record: bytes, reas
 
 
 def positions(*sources: dict[str, Any], ops: str | None = None) -> list[bytes | None]:
-    said = [
+    text = [
         bare(event(op, after={"id": 1}, source=source))
         for source, op in zip(sources, ops or "c" * len(sources), strict=True)
     ]
-    found = decoded(JSON, *said)
+    found = decoded(JSON, *text)
     assert found.bad == ()
     return list(column(found, "position"))
 
@@ -172,8 +172,8 @@ def test_debezium_origin_differs_per_server_and_database():
         postgres(1, 2, name="a", db="x"), postgres(1, 2, name="a", db="y"),
         postgres(1, 2, name="b", db="x"),
     ]  # fmt: skip
-    said = [bare(event("c", after={"id": 1}, source=each)) for each in sources]
-    assert len(set(column(decoded(JSON, *said), "origin"))) == len(sources)
+    text = [bare(event("c", after={"id": 1}, source=each)) for each in sources]
+    assert len(set(column(decoded(JSON, *text), "origin"))) == len(sources)
 
 
 NOWHERE = [
@@ -243,9 +243,9 @@ ENVELOPE = {
 }  # fmt: skip
 
 
-def in_avro(said: dict[str, Any]) -> bytes:
+def in_avro(text: dict[str, Any]) -> bytes:
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, fastavro.parse_schema(ENVELOPE), said)
+    fastavro.schemaless_writer(out, fastavro.parse_schema(ENVELOPE), text)
     return out.getvalue()
 
 
@@ -281,5 +281,5 @@ def test_debezium_avro_record_that_is_no_change_event_is_bad():
 
 def test_debezium_avro_with_schema_without_envelope_raises_usage_error():
     for schema in (ROW, "string", ENVELOPE | {"fields": ENVELOPE["fields"][:2]}):
-        with pytest.raises(UsageError, match="no envelope of Debezium"):
+        with pytest.raises(UsageError, match="not an envelope of Debezium"):
             DebeziumAvro(AvroFormat(json.dumps(schema)))

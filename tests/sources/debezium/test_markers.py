@@ -56,17 +56,17 @@ END = BEGIN | {
 }
 
 
-def bare(said: Any) -> bytes:
-    return json.dumps(said).encode()
+def bare(text: Any) -> bytes:
+    return json.dumps(text).encode()
 
 
-def wrapped(said: Any) -> bytes:
-    return json.dumps({"schema": {"type": "struct"}, "payload": said}).encode()
+def wrapped(text: Any) -> bytes:
+    return json.dumps({"schema": {"type": "struct"}, "payload": text}).encode()
 
 
-def in_avro(said: Any) -> bytes:
+def in_avro(text: Any) -> bytes:
     out = io.BytesIO()
-    fastavro.schemaless_writer(out, SCHEMA, said)
+    fastavro.schemaless_writer(out, SCHEMA, text)
     return out.getvalue()
 
 
@@ -91,15 +91,15 @@ def test_transaction_metadata_record_decodes_into_status_id_and_event_counts(
 
 
 @pytest.mark.parametrize(
-    ("said", "reason"),
+    ("text", "reason"),
     [
         (b"{", "JSON"),
-        (bare({"op": "c"}), "does not say which transaction"),
-        (bare({"status": "END"}), "does not say which transaction"),
-        (bare({"status": "OVER", "id": "1"}), "does not say which transaction"),
-        (bare(END | {"data_collections": [{"n": 1}]}), "does not say how many events"),
+        (bare({"op": "c"}), "does not name the transaction"),
+        (bare({"status": "END"}), "does not name the transaction"),
+        (bare({"status": "OVER", "id": "1"}), "does not name the transaction"),
+        (bare(END | {"data_collections": [{"n": 1}]}), "does not have the number of events"),
     ],
 )
-def test_transaction_metadata_record_that_is_malformed_is_bad(said: bytes, reason: str) -> None:
-    (told,) = reasons(decoded(MarkersJson(), said))
+def test_transaction_metadata_record_that_is_malformed_is_bad(text: bytes, reason: str) -> None:
+    (told,) = reasons(decoded(MarkersJson(), text))
     assert reason in told

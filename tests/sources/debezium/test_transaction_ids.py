@@ -23,22 +23,22 @@ ONE = [
 
 @pytest.mark.parametrize("id", ONE)
 def test_transaction_id_without_position_is_used_unchanged(id: str) -> None:
-    assert transaction_ids.part(id) == (id, transaction_ids.NOWHERE)
-    assert transaction_ids.whole(id) == id
+    assert transaction_ids.split(id) == (id, transaction_ids.NO_POSITION)
+    assert transaction_ids.join(id) == id
 
 
 def test_postgres_transaction_id_is_split_into_xid_and_lsn() -> None:
-    assert transaction_ids.part("571:53195829") == ("571", 53195829)
-    assert transaction_ids.whole("571:53195829") == "571@53195829"
-    assert transaction_ids.part("571@53195829") == ("571@53195829", transaction_ids.NOWHERE)
+    assert transaction_ids.split("571:53195829") == ("571", 53195829)
+    assert transaction_ids.join("571:53195829") == "571@53195829"
+    assert transaction_ids.split("571@53195829") == ("571@53195829", transaction_ids.NO_POSITION)
 
 
 def test_transaction_ids_in_arrow_array_are_split_as_single_ids_are() -> None:
     some = [*ONE, "571:53195829", "4294967295:999999999999999999"]
-    names, at = transaction_ids.part_all(pa.chunked_array([[*some, None]], pa.string()))
+    names, at = transaction_ids.split_array(pa.chunked_array([[*some, None]], pa.string()))
     assert [*zip(names.to_pylist(), at.to_pylist(), strict=True)] == [
-        *map(transaction_ids.part, some),
-        (None, transaction_ids.NOWHERE),
+        *map(transaction_ids.split, some),
+        (None, transaction_ids.NO_POSITION),
     ]
-    made = transaction_ids.whole_all(pa.array([*some, None], pa.string()))
-    assert made.to_pylist() == [*map(transaction_ids.whole, some), None]
+    made = transaction_ids.join_array(pa.array([*some, None], pa.string()))
+    assert made.to_pylist() == [*map(transaction_ids.join, some), None]

@@ -16,25 +16,25 @@ def values(*records: bytes | None) -> pa.ChunkedArray:
 def decoded(a_format: Format, *records: bytes | None) -> Decoded:
     """Decode the records and check the invariants of every format."""
     given = values(*records)
-    found = a_format.decode(given)
-    found.rows.validate(full=True)
-    assert found.rows.num_rows == len(records)
-    assert found.rows.schema == a_format.schema
-    rows = [bad.row for bad in found.bad]
+    decoded_rows = a_format.decode(given)
+    decoded_rows.rows.validate(full=True)
+    assert decoded_rows.rows.num_rows == len(records)
+    assert decoded_rows.rows.schema == a_format.schema
+    rows = [bad.row for bad in decoded_rows.bad]
     assert rows == sorted(set(rows))
     nothing = [row for row, record in enumerate(records) if record is None]
     for row in (*rows, *nothing):
-        assert set(found.rows.slice(row, 1).to_pylist()[0].values()) == {None}
+        assert set(decoded_rows.rows.slice(row, 1).to_pylist()[0].values()) == {None}
     assert not set(nothing) & set(rows)
-    assert all(0 < len(bad.reason) < 300 and bad.reason.isprintable() for bad in found.bad)
+    assert all(0 < len(bad.reason) < 300 and bad.reason.isprintable() for bad in decoded_rows.bad)
     elsewhere = pickle.loads(pickle.dumps(a_format))
     assert elsewhere == a_format
     assert elsewhere.schema == a_format.schema
-    same(elsewhere.decode(in_pieces(given)), found)
-    return found
+    same(elsewhere.decode(in_chunks(given)), decoded_rows)
+    return decoded_rows
 
 
-def in_pieces(given: pa.ChunkedArray) -> pa.ChunkedArray:
+def in_chunks(given: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return the same values in chunks, some with an offset into their buffer."""
     whole = given.combine_chunks()
     cut = len(whole) // 2
@@ -57,10 +57,10 @@ def written(rows: pa.Table) -> bytes:
     return out.getvalue().to_pybytes()
 
 
-def reasons(found: Decoded) -> list[str]:
-    return [bad.reason for bad in found.bad]
+def reasons(decoded_rows: Decoded) -> list[str]:
+    return [bad.reason for bad in decoded_rows.bad]
 
 
-def column(found: Decoded, name: str) -> Sequence[Any]:
-    listed: list[Any] = found.rows.column(name).to_pylist()
+def column(decoded_rows: Decoded, name: str) -> Sequence[Any]:
+    listed: list[Any] = decoded_rows.rows.column(name).to_pylist()
     return listed

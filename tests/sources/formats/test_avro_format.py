@@ -94,16 +94,16 @@ TYPES = [
 
 
 @pytest.mark.parametrize(
-    ("kind", "arrow", "said", "becomes"), TYPES, ids=lambda each: str(each)[:40]
+    ("kind", "arrow", "text", "becomes"), TYPES, ids=lambda each: str(each)[:40]
 )
 def test_avro_type_maps_to_arrow_type_and_value(
-    kind: Any, arrow: pa.DataType, said: Any, becomes: Any
+    kind: Any, arrow: pa.DataType, text: Any, becomes: Any
 ):
     schema = record(member("a", kind), member("z", "int"))
     a_format = reading(schema)
     assert a_format.schema.field("a").type == arrow
     check_row_schema(a_format.schema, (), collection="orders")
-    found = decoded(a_format, written(schema, {"a": said, "z": 1}), None)
+    found = decoded(a_format, written(schema, {"a": text, "z": 1}), None)
     assert found.bad == ()
     assert column(found, "a") == [becomes, None]
     assert column(found, "z") == [1, None]
@@ -119,9 +119,9 @@ def test_avro_type_maps_to_arrow_type_and_value(
     ],
 )
 def test_avro_invalid_logical_type_is_ignored(kind: Any, plain: str):
-    said = "x" if plain == "string" else b"x"
-    body = written(record(member("a", plain)), {"a": said})
-    assert column(decoded(reading(record(member("a", kind))), body), "a") == [said]
+    text = "x" if plain == "string" else b"x"
+    body = written(record(member("a", plain)), {"a": text})
+    assert column(decoded(reading(record(member("a", kind))), body), "a") == [text]
 
 
 def test_avro_schema_that_is_no_record_decodes_into_one_column():
@@ -199,15 +199,15 @@ def framed(id: int, value: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("writer", "reader", "said", "becomes"),
+    ("writer", "reader", "text", "becomes"),
     [each[1:] for each in EVOLUTIONS],
     ids=[each[0] for each in EVOLUTIONS],
 )
 def test_avro_record_of_compatible_writer_schema_is_resolved_to_reader_schema(
-    server: Answers, writer: list[Any], reader: Any, said: Any, becomes: Any
+    server: Answers, writer: list[Any], reader: Any, text: Any, becomes: Any
 ):
     theirs, ours = record(*writer), record(reader)
-    body = written(theirs, said)
+    body = written(theirs, text)
     given = decoded(reading(ours, writer=json.dumps(theirs)), body)
     server.schemas[3] = {"schema": json.dumps(theirs)}
     fetched = decoded(reading(ours, registry=Registry(server.url)), framed(3, body), None)
@@ -216,13 +216,13 @@ def test_avro_record_of_compatible_writer_schema_is_resolved_to_reader_schema(
         assert column(found, "a")[0] == becomes
 
 
-@pytest.mark.parametrize(("writer", "reader", "said"), CANNOT)
+@pytest.mark.parametrize(("writer", "reader", "text"), CANNOT)
 def test_avro_record_of_incompatible_writer_schema_is_bad(
-    server: Answers, writer: list[Any], reader: Any, said: Any
+    server: Answers, writer: list[Any], reader: Any, text: Any
 ):
     theirs, ours = record(*writer), record(reader)
     server.schemas[3] = {"schema": json.dumps(theirs)}
-    found = decoded(reading(ours, registry=Registry(server.url)), framed(3, written(theirs, said)))
+    found = decoded(reading(ours, registry=Registry(server.url)), framed(3, written(theirs, text)))
     assert reasons(found) == ["schema id 3, which wrote it, cannot be read as ours"]
 
 
@@ -324,13 +324,13 @@ KINDS = {
 
 
 @st.composite
-def schemas_and_rows(draw: st.DrawFn) -> tuple[Any, list[Any]]:
-    count = draw(st.integers(1, 5))
+def schemas_and_rows(sample: st.DrawFn) -> tuple[Any, list[Any]]:
+    count = sample(st.integers(1, 5))
     fields, rows = [], {}
     for at in range(count):
-        kind = draw(st.sampled_from(sorted(KINDS)))
+        kind = sample(st.sampled_from(sorted(KINDS)))
         values_of = KINDS[kind]
-        match draw(st.sampled_from(["plain", "null", "list", "map"])):
+        match sample(st.sampled_from(["plain", "null", "list", "map"])):
             case "plain":
                 made: Any = kind
             case "null":
@@ -342,12 +342,12 @@ def schemas_and_rows(draw: st.DrawFn) -> tuple[Any, list[Any]]:
                 values_of = st.dictionaries(KINDS["string"], values_of)
         fields.append(member(f"f{at}", made))
         rows[f"f{at}"] = values_of
-    return record(*fields), draw(st.lists(st.fixed_dictionaries(rows), max_size=4))
+    return record(*fields), sample(st.lists(st.fixed_dictionaries(rows), max_size=4))
 
 
 @given(schemas_and_rows())
-def test_avro_records_written_by_fastavro_round_trip(drawn: tuple[Any, list[Any]]):
-    schema, rows = drawn
+def test_avro_records_written_by_fastavro_round_trip(case: tuple[Any, list[Any]]):
+    schema, rows = case
     found = decoded(reading(schema), *(written(schema, row) for row in rows))
     assert found.bad == ()
     for each in schema["fields"]:

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.errors import UsageError
-from penstock.sources.formats import Column, columns_of
+from penstock.sources.formats import Column, parse_columns
 
 BECOMES = {
     "boolean": pa.bool_(),
@@ -36,12 +36,12 @@ ALSO = {
 def test_column_type_name_maps_to_arrow_type_and_renders_unchanged(word: str):
     column = Column.parse("a", word)
     assert column.arrow == BECOMES[word]
-    assert column.said == word
+    assert column.type_text == word
 
 
 @pytest.mark.parametrize("word", ALSO)
 def test_column_type_alias_renders_as_canonical_name(word: str):
-    assert Column.parse("a", word).said == ALSO[word]
+    assert Column.parse("a", word).type_text == ALSO[word]
 
 
 @pytest.mark.parametrize(
@@ -58,4 +58,4 @@ def test_column_with_invalid_type_name_raises_usage_error_with_valid_names(word:
 )
 def test_columns_with_names_that_collections_reject_raise_usage_error(names: list[str]):
     with pytest.raises(UsageError):
-        columns_of(dict.fromkeys(names, "text"), what="json format")
+        parse_columns(dict.fromkeys(names, "text"), owner="json format")

@@ -35,8 +35,8 @@ BAD_LINES = [
     (b"x,y\n\n", "it has more than one line"),
     (b'x,"y', "a quoted field has no end"),
     (b'x,"', "a quoted field has no end"),
-    (b'x,"y"z', "something follows the closing quote of a field"),
-    (b'x,y"z', "a quote stands inside a field that is not quoted"),
+    (b'x,"y"z', "the closing quote of a field is followed by other text"),
+    (b'x,y"z', "a field without quotes contains a quote"),
     (b"x,\xff", "it is not UTF-8, from byte 2 on"),
 ]
 

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from penstock.data.text_kernels.located_values import NOTHING
 from penstock.sources.formats import Column, JsonFormat
-from penstock.sources.formats.json_scanner import DEEPEST, find
-from penstock.sources.formats.text_values import read_column
-from penstock.sources.formats.values import NOTHING
+from penstock.sources.formats.column_reader import read_column
+from penstock.sources.formats.json_scanner import MAX_NESTING, locate_values
 from tests.sources.formats.given import column, decoded, reasons, same, values
 
 ALL = {
@@ -119,15 +119,15 @@ UNFIT = [
     ("text", "{}", 'column "a" is text, but the record has an object there'),
     ("bytes", '"A"', 'column "a" is bytes, but its text is not base64'),
     ("bytes", '"é"', 'column "a" is bytes, but its text is not base64'),
-    ("date", '"2026-02-29"', 'column "a" is date, not "2026-02-29": there is no such day'),
-    ("date", '"0000-01-01"', "there is no such day"),
+    ("date", '"2026-02-29"', 'column "a" is date, not "2026-02-29": the day does not exist'),
+    ("date", '"0000-01-01"', "the day does not exist"),
     ("date", '"20260228"', 'column "a" is date, not "20260228"'),
     ("date", "1", 'column "a" is date, but the record has a number there'),
-    ("timestamp", '"2026-01-31T12:34:56Z"', "it says a zone, so make it timestamptz"),
-    ("timestamptz", '"2026-01-31T12:34:56"', "it says no zone"),
-    ("timestamptz", '"2026-01-31T12:34:60Z"', "there is no such time"),
-    ("timestamptz", '"2026-01-31T24:00:00Z"', "there is no such time"),
-    ("timestamptz", '"2026-01-31T12:00:00+24:00"', "there is no such time"),
+    ("timestamp", '"2026-01-31T12:34:56Z"', "it has a time zone, which needs timestamptz"),
+    ("timestamptz", '"2026-01-31T12:34:56"', "it has no time zone"),
+    ("timestamptz", '"2026-01-31T12:34:60Z"', "the time does not exist"),
+    ("timestamptz", '"2026-01-31T24:00:00Z"', "the time does not exist"),
+    ("timestamptz", '"2026-01-31T12:00:00+24:00"', "the time does not exist"),
     ("timestamp", '"2026-01-31T12:34:56.1234567"', "it is finer than a microsecond"),
     ("timestamp", '"now and then, and a good deal longer"', 'not "now and then, and a …"'),
 ]
@@ -148,20 +148,20 @@ def test_json_member_that_does_not_fit_its_column_type_makes_record_bad(
 NO_OBJECTS = [
     (b"", "it is empty"),
     (b" \n", "it is empty"),
-    (b"[]", "it is an array, and not an object with columns"),
+    (b"[]", "it is an array, and not an object"),
     (b"1", "it is a number"),
     (b"null", "it is null"),
     (b'"x"', "it is text"),
 ]
 NOT_JSON = [
-    (b'{"a":1}{"a":2}', "something follows the JSON document, at byte 7"),
-    (b'{"a":1} x', "something follows the JSON document, at byte 8"),
+    (b'{"a":1}{"a":2}', "the JSON document is followed by other text, at byte 7"),
+    (b'{"a":1} x', "the JSON document is followed by other text, at byte 8"),
     (b"\xef\xbb\xbf{}", "it begins with a byte order mark"),
     (b'{"b":"\xff"}', "it is not UTF-8, from byte 6 on"),
     (b'{"b":"\xed\xa0\x80"}', "it is not UTF-8"),
-    (b'{"b":"\\ud800"}', "text holds half of a surrogate pair"),
-    (b'{"b":"\\udc00\\ud800"}', "text holds half of a surrogate pair"),
-    (b'{"\\ud800":1}', "text holds half of a surrogate pair"),
+    (b'{"b":"\\ud800"}', "text contains half of a surrogate pair"),
+    (b'{"b":"\\udc00\\ud800"}', "text contains half of a surrogate pair"),
+    (b'{"\\ud800":1}', "text contains half of a surrogate pair"),
     (b'{"b":NaN}', "it is not JSON"),
     (b'{"b":-Infinity}', "it is not JSON"),
     (b'{"b":01}', "it is not JSON"),
@@ -188,8 +188,8 @@ NOT_JSON = [
     (b'{"b":1', "it is not JSON"),
     (b"{", "it is not JSON"),
     (b'{"a":\x00}', "it is not JSON"),
-    (b'{"a":1}\x0c', "something follows"),
-    (b'{"a":1}\xc2\xa0', "something follows"),
+    (b'{"a":1}\x0c', "followed by other text"),
+    (b'{"a":1}\xc2\xa0', "followed by other text"),
 ]
 
 
@@ -238,21 +238,21 @@ def test_json_keys_with_escapes_and_non_ascii_letters_match_columns():
 @pytest.mark.parametrize("way", ["walked", "plain"])
 def test_json_document_nested_deeper_than_limit_is_bad(way: str):
     deep = [b'{"any":' * (n // 2) + b"[" * (n - n // 2) + b"]" * (n - n // 2) + b"}" * (n // 2)
-            for n in (DEEPEST, DEEPEST + 1, 100_000)]  # fmt: skip
+            for n in (MAX_NESTING, MAX_NESTING + 1, 100_000)]  # fmt: skip
     for a_format in (FORMAT, WHOLE):
         if way == "walked":
             found = decoded(a_format, *deep)
         else:
-            found = a_format.decode_plainly(values(*deep))
+            found = a_format.decode_in_python(values(*deep))
         assert [bad.row for bad in found.bad] == [1, 2]
-        assert set(reasons(found)) == {"it has more than 200 arrays and objects in one another"}
+        assert set(reasons(found)) == {"it nests arrays and objects more than 200 levels deep"}
 
 
 def test_json_number_of_any_length_outside_columns_is_accepted():
     long = b'{"x":' + b"9" * 10_000 + b',"y":1e999999999999,"name":"n"}'
     found = decoded(FORMAT, long)
     assert column(found, "name") == ["n"]
-    same(FORMAT.decode_plainly(values(long)), found)
+    same(FORMAT.decode_in_python(values(long)), found)
 
 
 def test_json_decode_of_no_values_yields_no_rows():
@@ -336,7 +336,7 @@ records = st.one_of(
 def test_json_compiled_and_plain_decoders_agree_on_any_records(given_records: list[bytes | None]):
     for a_format in (FORMAT, WHOLE):
         found = decoded(a_format, *given_records)
-        same(a_format.decode_plainly(values(*given_records)), found)
+        same(a_format.decode_in_python(values(*given_records)), found)
 
 
 @given(st.lists(records, max_size=8))
@@ -410,11 +410,11 @@ def test_json_double_is_correctly_rounded(numbers: list[tuple[int, int]]):
 @given(moments, st.sampled_from(["date", "timestamp", "timestamptz"]))
 def test_json_timestamps_decode_equally_in_compiled_code_and_python(text: str, word: str):
     column_of = Column.parse("a", word)
-    cells, _ = find(pa.array([f'{{"a":"{text}"}}'.encode()], pa.binary()), ["a"])
+    cells, _ = locate_values(pa.array([f'{{"a":"{text}"}}'.encode()], pa.binary()), ["a"])
     fast, bad = read_column(cells, 0, column_of)
     # The compiled code leaves text with an escape to Python.
     escaped = "\\u003" + text[0] + text[1:]
-    cells, _ = find(pa.array([f'{{"a":"{escaped}"}}'.encode()], pa.binary()), ["a"])
+    cells, _ = locate_values(pa.array([f'{{"a":"{escaped}"}}'.encode()], pa.binary()), ["a"])
     slow, also_bad = read_column(cells, 0, column_of)
     assert fast.equals(slow)
     assert bad == also_bad

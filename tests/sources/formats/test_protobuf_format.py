@@ -169,14 +169,14 @@ def test_protobuf_proto2_string_that_is_not_utf8_is_bad():
 
 
 def test_protobuf_format_with_unusable_descriptors_raises_usage_error():
-    with pytest.raises(UsageError, match="no FileDescriptorSet"):
+    with pytest.raises(UsageError, match="not a FileDescriptorSet"):
         ProtobufFormat(b"\xff", "shop.Order")
     with pytest.raises(UsageError, match=r'have no message "shop\.Other"') as caught:
         ProtobufFormat(SHOP, "shop.Other")
     assert "shop.Order" in caught.value.hint
     alone = descriptor_pb2.FileDescriptorSet.FromString(SHOP)
     del alone.file[1:]
-    with pytest.raises(UsageError, match="lack a file that another imports"):
+    with pytest.raises(UsageError, match="miss a file that another imports"):
         ProtobufFormat(alone.SerializeToString(), "shop.Order")
     with pytest.raises(UsageError, match="has no columns"):
         ProtobufFormat(SHOP, "shop.Empty")

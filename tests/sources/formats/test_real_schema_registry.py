@@ -16,6 +16,8 @@ from confluent_kafka.serialization import MessageField, SerializationContext
 from penstock.engine import jars
 from penstock.engine.jars import read_pins
 from penstock.errors import DefiniteError, TransientError, UsageError
+from penstock.servers import registry as local_registry
+from penstock.servers.registry import SchemaRegistry
 from penstock.sources.formats import (
     AvroFormat,
     JsonFormat,
@@ -23,8 +25,6 @@ from penstock.sources.formats import (
     ProtobufFormat,
     Registry,
 )
-from penstock.testing import registry as testing_registry
-from penstock.testing.registry import SchemaRegistry
 from tests.sources.formats.given import column, decoded, reasons, values
 from tests.sources.formats.test_avro_format import member, record
 from tests.sources.formats.test_protobuf_format import SHOP, message
@@ -105,10 +105,10 @@ def test_registered_schema_with_nested_references_is_resolved(
     order = record(member("id", "int"), member("home", "shop.Address"))
     schema = Schema(json.dumps(order), "AVRO", [SchemaReference("shop.Address", address, 1)])
 
-    said = {"id": 1, "home": {"street": "Main", "city": {"zip": 12345}}}
-    (one,) = avro(client, f"{topic_prefix}orders", schema, said)
+    text = {"id": 1, "home": {"street": "Main", "city": {"zip": 12345}}}
+    (one,) = avro(client, f"{topic_prefix}orders", schema, text)
     a_format = latest(registry, f"{topic_prefix}orders-value")
-    assert decoded(a_format, one).rows.to_pylist() == [said]
+    assert decoded(a_format, one).rows.to_pylist() == [text]
     # A reader with another schema resolves the writer's schema by its id alone.
     smaller = AvroFormat(json.dumps(record(member("id", "int"))), registry=registry)
     assert decoded(smaller, one).rows.to_pylist() == [{"id": 1}]
@@ -185,7 +185,7 @@ def test_killed_registry_raises_transient_error_and_makes_no_record_bad(
 
 
 @pytest.mark.parametrize(
-    ("name", "said", "becomes"),
+    ("name", "text", "becomes"),
     [
         ("shop.Order", {"a_int64": 5, "state": 1, "address": {"street": "s"}}, 5),
         ("shop.Order.Address", {"street": "s"}, "s"),
@@ -193,16 +193,16 @@ def test_killed_registry_raises_transient_error_and_makes_no_record_bad(
     ],
 )
 def test_protobuf_frames_of_confluent_serializer_are_decoded(
-    client: SchemaRegistryClient, topic_prefix: str, name: str, said: Any, becomes: Any
+    client: SchemaRegistryClient, topic_prefix: str, name: str, text: Any, becomes: Any
 ):
     """Cover the first message of a file, a later one, and a nested one."""
-    wanted = message(name, **said)
+    wanted = message(name, **text)
     write = ProtobufSerializer(type(wanted), client, {"use.deprecated.format": False})
     context = SerializationContext(f"{topic_prefix}orders", MessageField.VALUE)
     framed = write(wanted, context)
     found = decoded(ProtobufFormat(SHOP, name, framed=True), framed, None)
     assert found.bad == ()
-    assert column(found, next(iter(said))) == [becomes, None]
+    assert column(found, next(iter(text))) == [becomes, None]
 
 
 def test_json_format_rejects_record_framed_by_confluent_serializer(
@@ -218,7 +218,7 @@ def test_json_format_rejects_record_framed_by_confluent_serializer(
 def test_registry_that_fails_to_start_reports_reason_and_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (archive,) = read_pins(testing_registry._PINS)
+    (archive,) = read_pins(local_registry._PINS)
     folder = tmp_path / archive.stem
     folder.mkdir()
     (folder / "broken-runner.jar").write_text("no jar")

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.sources.formats import infer, inferred_words
+from penstock.sources.formats import JsonFormat, infer_columns
 from tests.sources.formats.given import column, decoded, values
 
 WIDENING = [
@@ -37,23 +37,23 @@ WIDENING = [
 def test_inferred_type_covers_all_values_of_the_member(members: list[str], word: str):
     for order in (members, members[::-1]):
         sample = values(*(f'{{"a":{each}}}'.encode() for each in order))
-        assert inferred_words(sample) == {"a": word}
+        assert infer_columns(sample) == {"a": word}
 
 
 def test_inferred_columns_are_in_order_of_first_appearance():
     sample = values(b'{"b":1}', None, b"no json", b'{"a":1,"b":2}', b"\xff", b"[]", b"{}")
-    assert list(inferred_words(sample)) == ["b", "a"]
+    assert list(infer_columns(sample)) == ["b", "a"]
 
 
 @pytest.mark.parametrize("records", [(), (None,), (b"[]", b"x", b"1")])
 def test_infer_from_sample_without_objects_raises_usage_error(records: tuple[bytes | None, ...]):
     with pytest.raises(UsageError, match="holds no JSON object"):
-        infer(values(*records))
+        infer_columns(values(*records))
 
 
 def test_infer_with_members_that_cannot_be_columns_raises_usage_error():
     with pytest.raises(UsageError, match='"id" and "ID"'):
-        infer(values(b'{"id":1}', b'{"ID":1}'))
+        JsonFormat.of(infer_columns(values(b'{"id":1}', b'{"ID":1}')))
 
 
 documents = st.dictionaries(
@@ -75,14 +75,14 @@ documents = st.dictionaries(
 @given(st.lists(documents, min_size=1))
 def test_inferred_format_reads_every_sample_record_without_loss(rows: list[dict[str, Any]]):
     records = [json.dumps(row).encode() for row in rows]
-    a_format = infer(values(*records))
+    a_format = JsonFormat.of(infer_columns(values(*records)))
     found = decoded(a_format, *records)
     assert found.bad == ()
     for each in a_format.columns or ():
         read = column(found, each.name)
         for row, value in zip(rows, read, strict=True):
             said = row.get(each.name)
-            if each.word == "json" and said is not None:
+            if each.type_name == "json" and said is not None:
                 assert json.loads(value) == said
             elif isinstance(said, int | float):
                 assert Decimal(value) == Decimal(said)

@@ -14,7 +14,8 @@ import pyarrow as pa
 
 from penstock import persist
 from penstock.data import DIFF, TIME
-from penstock.reclock.remap import KAFKA, decode_steps, keys_of, offsets_of
+from penstock.data.remap_form import KAFKA
+from penstock.reclock.remap import decode_steps, keys_of
 from tests.sources.kafka.clients import Record
 
 Place = tuple[int, int]
@@ -83,7 +84,7 @@ def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
     for partition, time, offset in zip(
         keys_of(KAFKA, read.partitions),
         read.times.to_pylist(),
-        offsets_of(read.offsets),
+        map(int, read.offsets.to_pylist()),
         strict=True,
     ):
         assert isinstance(partition, int)
@@ -91,14 +92,14 @@ def _bound(client: persist.Client, source: str) -> dict[int, tuple[Place, ...]]:
     return {partition: tuple(moves) for partition, moves in bound.items()}
 
 
-def wrong_in(found: Stored, committed: Iterable[Record], ends: Mapping[int, int]) -> list[str]:
+def wrong_in(contents: Stored, committed: Iterable[Record], ends: Mapping[int, int]) -> list[str]:
     """Return the violated guarantees. `ends` are the last stable offsets at the end of the run."""
-    return [*_rows(found, committed), *_bindings(found, ends), *_times(found)]
+    return [*_rows(contents, committed), *_bindings(contents, ends), *_times(contents)]
 
 
-def _rows(found: Stored, committed: Iterable[Record]) -> list[str]:
+def _rows(contents: Stored, committed: Iterable[Record]) -> list[str]:
     held = Counter[tuple[int, int, str]]()
-    for change in found.changes:
+    for change in contents.changes:
         held[change.partition, change.offset, change.text] += change.diff
     wanted = Counter(
         (each.partition, each.offset, (each.value or b"").decode()) for each in committed
@@ -108,14 +109,14 @@ def _rows(found: Stored, committed: Iterable[Record]) -> list[str]:
         wrong.append(f"{missing.total()} records are missing, such as {min(missing)}")
     if extra := held - wanted:
         wrong.append(f"{extra.total()} should not be there, such as {min(extra)}")
-    if gone := [change for change in found.changes if change.diff != 1]:
-        wrong.append(f"a record came or went otherwise than once: {gone[0]}")
+    if unexpected := [change for change in contents.changes if change.diff != 1]:
+        wrong.append(f"a record was inserted or deleted otherwise than once: {unexpected[0]}")
     return wrong
 
 
-def _bindings(found: Stored, ends: Mapping[int, int]) -> list[str]:
+def _bindings(contents: Stored, ends: Mapping[int, int]) -> list[str]:
     wrong = []
-    for partition, moves in found.bound.items():
+    for partition, moves in contents.bound.items():
         for (earlier, offset), (later, next_offset) in pairwise(moves):
             if later <= earlier or next_offset <= offset:
                 wrong.append(
@@ -123,30 +124,30 @@ def _bindings(found: Stored, ends: Mapping[int, int]) -> list[str]:
                     f"{next_offset} at {later}"
                 )
     reached = {partition: end for partition, end in ends.items() if end}
-    if found.ends != reached:
-        wrong.append(f"bound is {found.ends}, and the topic had come to {reached}")
+    if contents.ends != reached:
+        wrong.append(f"bound is {contents.ends}, and the topic had reached {reached}")
     return wrong
 
 
-def _times(found: Stored) -> list[str]:
+def _times(contents: Stored) -> list[str]:
     wrong = []
-    for change in found.changes:
-        moves = found.bound.get(change.partition, ())
+    for change in contents.changes:
+        moves = contents.bound.get(change.partition, ())
         covering = next((time for time, upper in moves if change.offset < upper), None)
         if covering != change.time:
             wrong.append(
-                f"offset {change.offset} of partition {change.partition} came at {change.time}, "
-                f"and was bound at {covering}"
+                f"offset {change.offset} of partition {change.partition} was inserted at "
+                f"{change.time}, and was bound at {covering}"
             )
     return wrong[:5]
 
 
 def _all_of(collection: persist.Collection) -> pa.Table:
     since, upper = collection.since, collection.upper
-    pieces = [collection.snapshot(since).arrow()]
+    tables = [collection.snapshot(since).arrow()]
     with collection.listen(since) as listener:
         while listener.frontier < upper:
             changes = listener.next_changes(timeout_ms=0)
             assert changes is not None
-            pieces.append(changes.arrow())
-    return pa.concat_tables(pieces)
+            tables.append(changes.arrow())
+    return pa.concat_tables(tables)

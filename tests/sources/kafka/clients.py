@@ -14,8 +14,8 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
-from penstock.demo.process import await_claim
-from penstock.testing.kafka import KafkaBroker
+from penstock.servers.kafka import KafkaBroker
+from penstock.servers.process import wait_until
 
 PATIENCE_S = 120.0
 
@@ -89,20 +89,20 @@ def consume(broker: KafkaBroker, topic: str, *, committed: bool = True) -> list[
 def ends(admin: AdminClient, topic: str, partition: int = 0) -> tuple[int, int, int]:
     """Return the low watermark, the last stable offset and the high watermark."""
 
-    def ask(spec: OffsetSpec, level: IsolationLevel) -> int:
-        asked = {TopicPartition(topic, partition): spec}
+    def request(spec: OffsetSpec, level: IsolationLevel) -> int:
+        specs = {TopicPartition(topic, partition): spec}
         (answer,) = admin.list_offsets(
-            asked, isolation_level=level, request_timeout=PATIENCE_S
+            specs, isolation_level=level, request_timeout=PATIENCE_S
         ).values()
-        found = int(answer.result(PATIENCE_S).offset)
+        offset = int(answer.result(PATIENCE_S).offset)
         # This client reports no error if a leader did not answer in time.
-        assert found >= 0, f"no answer about partition {partition} of {topic}"
-        return found
+        assert offset >= 0, f"no answer about partition {partition} of {topic}"
+        return offset
 
     return (
-        ask(OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED),
-        ask(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
-        ask(OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
+        request(OffsetSpec.earliest(), IsolationLevel.READ_COMMITTED),
+        request(OffsetSpec.latest(), IsolationLevel.READ_COMMITTED),
+        request(OffsetSpec.latest(), IsolationLevel.READ_UNCOMMITTED),
     )
 
 
@@ -110,7 +110,7 @@ def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]
     """Return the committed offsets of a consumer group, by topic and partition."""
     found: list[TopicPartition] = []
 
-    def told() -> bool:
+    def is_loaded() -> bool:
         asked = broker.admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(group)])
         try:
             found.extend(asked[group].result(PATIENCE_S).topic_partitions)
@@ -121,12 +121,12 @@ def group_offsets(broker: KafkaBroker, group: str) -> dict[tuple[str, int], int]
             return False
         return True
 
-    await_claim(told, f'group "{group}" to be told of')
+    wait_until(is_loaded, f'offsets of group "{group}"')
     return {(place.topic, place.partition): place.offset for place in found}
 
 
 def move_group(broker: KafkaBroker, group: str, topic: str, offsets: dict[int, int]) -> None:
     """Set the committed offsets of a consumer group."""
     places = [TopicPartition(topic, each, offset) for each, offset in offsets.items()]
-    wanted = [ConsumerGroupTopicPartitions(group, places)]
-    broker.admin.alter_consumer_group_offsets(wanted)[group].result(PATIENCE_S)
+    commits = [ConsumerGroupTopicPartitions(group, places)]
+    broker.admin.alter_consumer_group_offsets(commits)[group].result(PATIENCE_S)

@@ -15,16 +15,18 @@ from typing import Any, Literal, TypeAlias
 import pyarrow as pa
 
 from penstock import persist
+from penstock.data.remap_form import KAFKA_TOPICS
 from penstock.ingest.scan_task import Scanned, ScanTask
 from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
 from penstock.persist.state_store import StateStore
-from penstock.reclock import KAFKA_TOPICS, Minted, accumulate, mint
-from penstock.sources.kafka.chosen import Chosen
+from penstock.progress import Frontier
+from penstock.reclock import Minted, accumulate, mint
+from penstock.sources.kafka.cluster import Topic
 from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.kafka.topics import TopicsSource
-from penstock.sources.kafka.upstream import Topic
+from penstock.sources.kafka.format_spec import FormatSpec
+from penstock.sources.kafka.source import KafkaSource
 from penstock.testing.clocks import ManualClock
 
 TOPICS = ("shop.public.a", "shop.public.b")
@@ -51,7 +53,7 @@ _numbers = itertools.count()
 
 
 @dataclass
-class Cluster:
+class MemoryCluster:
     """Records by topic and partition."""
 
     logs: dict[str, list[list[bytes | None]]] = field(default_factory=dict)
@@ -79,10 +81,10 @@ class Cluster:
         }
 
 
-class Upstream:
+class MemoryClusterClient:
     """Topic metadata of the cluster, in the form of the real client."""
 
-    def __init__(self, cluster: Cluster, config: KafkaConfig) -> None:
+    def __init__(self, cluster: MemoryCluster, config: KafkaConfig) -> None:
         self._cluster = cluster
         self._topic = config.topic
 
@@ -106,14 +108,14 @@ class Upstream:
     def beginnings(self, partitions: Sequence[int]) -> dict[int, int]:
         return dict.fromkeys(partitions, 0)
 
-    def compacted(self) -> bool:
+    def is_compacted(self) -> bool:
         return False
 
 
 class InProcess:
     """Run the tasks of a scan one after the other; `places` tasks finish records by key."""
 
-    def __init__(self, cluster: Cluster, *, places: int) -> None:
+    def __init__(self, cluster: MemoryCluster, *, places: int) -> None:
         self._cluster = cluster
         self._places = places
 
@@ -147,7 +149,7 @@ class InProcess:
 class Lake:
     """Storage location and a source that is read into it tick by tick."""
 
-    def __init__(self, cluster: Cluster, *, places: int = 1, **options: Any) -> None:
+    def __init__(self, cluster: MemoryCluster, *, places: int = 1, **options: Any) -> None:
         self.cluster = cluster
         given = {
             "topics": dict.fromkeys(TOPICS),
@@ -156,7 +158,7 @@ class Lake:
             "key": ("id",),
             **options,
         }
-        value = Chosen("json", columns={"id": "bigint", "n": "bigint"})
+        value = FormatSpec("json", columns={"id": "bigint", "n": "bigint"})
         self.config = KafkaConfig("nowhere:9092", "", value, **given)
         self.url = f"memory:transactions-{next(_numbers)}/shop"
         self.clock = ManualClock(1_700_000_000_000)
@@ -175,11 +177,11 @@ class Lake:
         upper = self._remap.upper
         rows = self._remap.snapshot(upper - 1).arrow() if upper else None
         self.bound = None if rows is None else accumulate(KAFKA_TOPICS, rows)
-        self.source = TopicsSource(
+        self.source = KafkaSource(
             "cdc",
             self.config,
             clock=self.clock,
-            upstream=lambda config: Upstream(self.cluster, config),  # type: ignore[arg-type,return-value]
+            cluster=lambda config: MemoryClusterClient(self.cluster, config),  # type: ignore[arg-type,return-value]
         )
         self.source.open(self._memory, self._loader, self.bound)
 
@@ -196,9 +198,9 @@ class Lake:
         time = self.clock.now_ms()
         tick = TickTransaction(self.client, "cdc", self._memory, time, self._loader, self._pool)
         try:
-            reached = self.source.read_into(tick, probed if up_to is None else up_to)
+            reached = self.source.read_into(tick, probed if up_to is None else Frontier(up_to))
             assert reached is not None
-            minted = mint(KAFKA_TOPICS, self.bound or {}, reached, time=time)
+            minted = mint(KAFKA_TOPICS, self.bound or Frontier(), reached, time=time)
             updates = [minted.updates] if isinstance(minted, Minted) else []
             bind = AppendTo(self._remap, updates, self._remap.upper, time + 1)
             tick.commit(self.source.collections(), bind)
@@ -234,7 +236,7 @@ class Connector:
     """Write transactions as Debezium does."""
 
     def __init__(
-        self, cluster: Cluster, kind: Kind = "postgresql", *, numbers: int = 1 << 32
+        self, cluster: MemoryCluster, kind: Kind = "postgresql", *, numbers: int = 1 << 32
     ) -> None:
         """`numbers` is the count of transaction numbers before they wrap around."""
         self.cluster = cluster
@@ -330,25 +332,25 @@ class Connector:
         return self.cluster.send(topic, id % PARTITIONS, event)
 
 
-def random_history(chance: random.Random) -> Connector:
+def random_history(rng: random.Random) -> Connector:
     """Return a connector after a random history of a snapshot, transactions and restarts."""
-    kind: Kind = chance.choice(["postgresql", "oracle", "informix"])
-    made = Connector(Cluster(), kind, numbers=3 if kind == "informix" else 1 << 32)
-    for id in range(chance.randrange(4)):
-        made.read(chance.choice(TOPICS), id, -1 - id)
-    for n in range(chance.randrange(1, 8)):
+    kind: Kind = rng.choice(["postgresql", "oracle", "informix"])
+    made = Connector(MemoryCluster(), kind, numbers=3 if kind == "informix" else 1 << 32)
+    for id in range(rng.randrange(4)):
+        made.read(rng.choice(TOPICS), id, -1 - id)
+    for n in range(rng.randrange(1, 8)):
         made.commit(
             (
-                chance.choice(TOPICS),
-                chance.randrange(4),
-                None if chance.random() > 0.75 else 100 * n + at,
+                rng.choice(TOPICS),
+                rng.randrange(4),
+                None if rng.random() > 0.75 else 100 * n + at,
             )
-            for at in range(chance.randrange(5))
+            for at in range(rng.randrange(5))
         )
-        if chance.random() > 0.8:
-            made.read_again(chance.choice(TOPICS), chance.randrange(4))
-        if chance.random() > 0.7:
-            back = chance.randrange(1, 3)
+        if rng.random() > 0.8:
+            made.read_again(rng.choice(TOPICS), rng.randrange(4))
+        if rng.random() > 0.7:
+            back = rng.randrange(1, 3)
             for number in range(max(0, n + 1 - back), n + 1):
                 made.resend(number)
     return made

@@ -8,9 +8,9 @@ import yaml
 
 import penstock.ingest
 from penstock import persist
-from penstock.engine.kept.spark import KeptSession
+from penstock.engine.shared_session.spark import SharedSession
 from penstock.errors import UsageError
-from penstock.testing.kafka import KafkaBroker
+from penstock.servers.kafka import KafkaBroker
 from tests.sources.kafka.clients import consume
 
 
@@ -18,9 +18,9 @@ class Topic:
     """Topic and the lake that ingests it."""
 
     def __init__(
-        self, broker: KafkaBroker, name: str, folder: Path, kept: KeptSession, **options: Any
+        self, broker: KafkaBroker, name: str, folder: Path, session: SharedSession, **options: Any
     ) -> None:
-        self.broker, self.name, self.folder, self.kept = broker, name, folder, kept
+        self.broker, self.name, self.folder, self.session = broker, name, folder, session
         self.options: dict[str, Any] = {"format": "text", **options}
 
     @property
@@ -30,7 +30,7 @@ class Topic:
     def once(self, **options: Any) -> None:
         """Ingest everything that the topic has now."""
         file = self.write_file(**options)
-        penstock.ingest.run(file, once=True, stop=threading.Event(), jobs=self.kept)
+        penstock.ingest.run(file, once=True, stop=threading.Event(), jobs=self.session)
 
     def write_file(self, **options: Any) -> Path:
         """Write the pipeline file."""

@@ -23,7 +23,7 @@ import yaml
 from confluent_kafka import KafkaException, Producer
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.testing.kafka import KafkaBroker
+from penstock.servers.kafka import KafkaBroker
 from tests.e2e.process import Up, until
 from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say, wait
 from tests.sources.kafka.checker import Stored, bound_ends, stored, wrong_in
@@ -76,10 +76,10 @@ class Sender:
             SYSTEM_CLOCK.wait(self._stop, self._chance.choice([5, 20, 100]))
         self._producer = None
         # A new producer with the same transactional id aborts the open transaction.
-        until(self._began_anew, "the broker to end what was left open")
+        until(self._restart, "the end of the open transaction")
 
     def _transaction(self) -> None:
-        if self._producer is None and not self._began_anew():
+        if self._producer is None and not self._restart():
             return
         assert self._producer is not None
         self._producer.begin_transaction()
@@ -106,7 +106,7 @@ class Sender:
         except KafkaException:
             self._producer = None
 
-    def _began_anew(self) -> bool:
+    def _restart(self) -> bool:
         producer = Producer(
             self._round.broker.client(
                 transactional__id=self._name,
@@ -144,7 +144,7 @@ class Round:
             "format": "text",
             "bite": self.chance.choice([200, 1_000_000]),
         }
-        self.log = folder / "said"
+        self.log = folder / "output"
         self.file = folder / "pipeline.yaml"
         self.file.write_text(
             yaml.safe_dump(
@@ -268,9 +268,9 @@ class Round:
         """Restart the pipeline with nothing to do; return its effects on the stored contents."""
         status = self.start("--once").wait()
         after = stored(self.storage, SOURCE)
-        wrong = [] if status == 0 else [f"it ended with {status}: {self.said()}"]
+        wrong = [] if status == 0 else [f"it ended with {status}: {self.output()}"]
         if not after.begins_with(before) or len(after.changes) != len(before.changes):
-            wrong.append("a start with nothing to do has changed what was stored")
+            wrong.append("a start with nothing to do has changed the stored contents")
         return wrong
 
     def _bound(self) -> dict[int, int]:
@@ -292,10 +292,10 @@ class Round:
         try:
             until(holds, what, START_PATIENCE_S)
         except AssertionError as error:
-            error.add_note(self.said())
+            error.add_note(self.output())
             raise
 
-    def said(self) -> str:
+    def output(self) -> str:
         """Return the end of the processes' output."""
         return self.log.read_text(errors="replace")[-4_000:]
 

@@ -7,8 +7,8 @@ import pytest
 from confluent_kafka import KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
 
-from penstock.demo.process import await_claim
-from penstock.testing.kafka import KafkaBroker, Protocol, Tls
+from penstock.servers.kafka import KafkaBroker, Protocol, Tls
+from penstock.servers.process import wait_until
 from tests.certificates import authority, certificate
 from tests.fix_kafka import make_broker
 from tests.sources.kafka.clients import consume, ends, produce, transactional
@@ -50,7 +50,7 @@ def test_last_stable_offset_stays_below_open_transaction(
     assert ends(kafka.admin, topic) == (0, 1, 3)
     assert values(kafka, topic) == ["before"]
     producer.commit_transaction()
-    await_claim(lambda: ends(kafka.admin, topic) == (0, 4, 4), "the end of the transaction")
+    wait_until(lambda: ends(kafka.admin, topic) == (0, 4, 4), "the end of the transaction")
     assert values(kafka, topic) == ["before", "open", "after"]
 
 
@@ -63,7 +63,7 @@ def test_hanging_transaction_is_aborted_after_its_timeout(
     producer.begin_transaction()
     produce(producer, topic, ["hangs"])
     assert ends(kafka.admin, topic) == (0, 0, 1)
-    await_claim(lambda: ends(kafka.admin, topic) == (0, 2, 2), "the broker to abort it")
+    wait_until(lambda: ends(kafka.admin, topic) == (0, 2, 2), "the broker to abort it")
     assert values(kafka, topic) == []
 
 
@@ -140,12 +140,12 @@ def test_topic_compaction_removes_old_values_within_test_time(
     produce(producer, topic, ["old", "older"], key="a")
     produce(producer, topic, ["kept"], key="b")
 
-    def gone() -> bool:
+    def is_compacted() -> bool:
         # Kafka never compacts the active segment; a later record rolls it.
         produce(producer, topic, ["newest"], key="a")
         return {"old", "older"}.isdisjoint(values(kafka, topic))
 
-    await_claim(gone, "old values to be compacted")
+    wait_until(is_compacted, "old values to be compacted")
     seen = consume(kafka, topic)
     assert {each.key for each in seen} == {b"a", b"b"}
     assert seen[0].value == b"kept"
@@ -162,7 +162,7 @@ def test_topic_retention_raises_low_watermark(kafka: KafkaBroker, topic_prefix: 
         produce(producer, topic, ["new"])
         return ends(kafka.admin, topic)[0] > 0
 
-    await_claim(overtaken, "retention to remove the first record")
+    wait_until(overtaken, "retention to remove the first record")
     assert "gone" not in values(kafka, topic)
 
 
@@ -218,11 +218,11 @@ def test_client_connects_by_every_protocol_and_mechanism(
         settings |= {"sasl__password": "of nothing", "error_cb": lambda e: refused.append(e.name())}
         stranger = AdminClient(broker.client(**settings))
 
-        def told() -> bool:
+        def is_rejected() -> bool:
             stranger.poll(0.1)
             return bool(refused)
 
-        await_claim(told, "a wrong password to be refused")
+        wait_until(is_rejected, "the rejection of a wrong password")
         assert refused[0] == "_AUTHENTICATION"
 
 
@@ -240,7 +240,7 @@ def test_killed_leader_is_replaced_by_another_node() -> None:
             now = broker.describe_topic("orders").partitions[0].leader
             return now is not None and now.id != leader.id
 
-        await_claim(moved, "another leader")
+        wait_until(moved, "another leader")
         produce(producer, "orders", ["after"])
         assert values(broker, "orders") == ["before", "after"]
         broker.start()

@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
 
-from penstock.demo.process import await_claim
+from penstock.progress import Frontier
+from penstock.servers.kafka import KafkaBroker
+from penstock.servers.process import wait_until
+from penstock.sources.kafka.cluster import Cluster
 from penstock.sources.kafka.source import KafkaSource
-from penstock.sources.kafka.upstream import Upstream
-from penstock.testing.kafka import KafkaBroker
 from tests.nemesis_driver import Tally
 from tests.sources.kafka.checker import Change, Place, Stored, wrong_in
 from tests.sources.kafka.clients import PATIENCE_S, consume, ends, produce, transactional
 from tests.sources.kafka.nemesis import play
-from tests.sources.kafka.test_topics import Followed, Ranges, patiently
+from tests.sources.kafka.test_topics import Ranges, TopicRun, patiently
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 
@@ -62,7 +63,7 @@ class Reading(Ranges):
         return []
 
 
-class Kept(Followed):
+class RecordingRun(TopicRun):
     """Source that records the contents it would have stored."""
 
     def __init__(self, broker: KafkaBroker, topic: str, **options: Any) -> None:
@@ -74,14 +75,14 @@ class Kept(Followed):
     def tick(self) -> dict[int, tuple[int, int]]:
         self.ticks += 1
         tick = Reading(self.broker, self.topic, self.ticks)
-        before = self.bound or {}
+        before = self.bound or Frontier()
         bound = self.source.read_into(tick, patiently(self.source.probe).frontier)  # type: ignore[arg-type]
         assert bound is not None
         self.bound = bound
         self.source.committed(bound)
         self.changes += tick.changes
         for partition, offset in bound.items():
-            if offset != before.get(partition, 0):
+            if offset != before[partition]:
                 self.moves[partition] = (*self.moves.get(partition, ()), (self.ticks, offset))
         return tick.read
 
@@ -92,8 +93,8 @@ class Kept(Followed):
 
 def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
     """Run random transactions, added partitions and restarts; return the violations."""
-    chance, partitions = random.Random(seed), 2
-    followed = Kept(broker, topic, bite=chance.choice([7, 1_000]))
+    rng, partitions = random.Random(seed), 2
+    run = RecordingRun(broker, topic, chunk_records=rng.choice([7, 1_000]))
     idle = [transactional(broker, f"{topic}-{number}") for number in range(3)]
     plain = Producer(broker.client())
     open_ones: list[Producer] = []
@@ -106,27 +107,27 @@ def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
             send(producer)
 
     def send(producer: Producer = plain) -> None:
-        values = [str(chance.getrandbits(32)) for _ in range(chance.randrange(1, 5))]
-        produce(producer, topic, values, partition=chance.randrange(partitions))
+        values = [str(rng.getrandbits(32)) for _ in range(rng.randrange(1, 5))]
+        produce(producer, topic, values, partition=rng.randrange(partitions))
 
     def end() -> None:
         if open_ones:
-            producer = open_ones.pop(chance.randrange(len(open_ones)))
-            ending = chance.choice([producer.commit_transaction, producer.abort_transaction])
+            producer = open_ones.pop(rng.randrange(len(open_ones)))
+            ending = rng.choice([producer.commit_transaction, producer.abort_transaction])
             ending(PATIENCE_S)
             idle.append(producer)
 
-    deeds: list[Callable[[], Any]] = [begin, begin, end, send, *3 * [followed.tick]]
+    deeds: list[Callable[[], Any]] = [begin, begin, end, send, *3 * [run.tick]]
     for number in range(40):
-        chance.choice(deeds)()
+        rng.choice(deeds)()
         if number == 20:
             broker.add_partitions(topic, partitions := 3)
             for producer in (plain, *idle, *open_ones):
                 producer.list_topics(topic, PATIENCE_S)  # Otherwise they notice it later.
         if number % 13 == 0:
-            followed.begin()
+            run.begin()
     begin()
-    followed.tick()
+    run.tick()
     while open_ones:
         end()
 
@@ -134,11 +135,11 @@ def wrong_after(broker: KafkaBroker, topic: str, seed: int) -> list[str]:
         found = [ends(broker.admin, topic, each) for each in range(partitions)]
         return all(stable == end for _, stable, end in found)
 
-    await_claim(over, "all transactions to have ended")
-    while followed.tick():
+    wait_until(over, "all transactions to have ended")
+    while run.tick():
         pass
     reached = {each: ends(broker.admin, topic, each)[1] for each in range(partitions)}
-    return wrong_in(followed.stored, consume(broker, topic), reached)
+    return wrong_in(run.stored, consume(broker, topic), reached)
 
 
 @pytest.fixture
@@ -156,7 +157,7 @@ def test_nemesis_without_process_failures_finds_no_violation(
 def test_nemesis_finds_planted_bug_of_probing_high_watermark(
     kafka: KafkaBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Upstream, "stable_ends", Upstream.ends)
+    monkeypatch.setattr(Cluster, "stable_ends", Cluster.ends)
     wrong = wrong_after(kafka, topic, 2_026)
     assert any("records are missing" in each for each in wrong), wrong
 
@@ -166,16 +167,17 @@ def test_nemesis_finds_planted_bug_of_binding_last_read_offset(
 ) -> None:
     read_into = KafkaSource.read_into
 
-    def draw_and_bind_what_was_read(self: KafkaSource, tick: Any, up_to: Any) -> Any:
-        known = self.bound or {}
+    def read_and_bind_last_record(self: KafkaSource, tick: Any, up_to: Any) -> Any:
+        known = self.bound or Frontier()
         read_into(self, tick, up_to)
         if not tick.changes:
             tick.read = {}  # Otherwise the source would request the same range without limit.
-        return {**known, **{each.partition: each.offset + 1 for each in tick.changes}}
+        ends = {each.partition: each.offset + 1 for each in tick.changes}
+        return known | Frontier(ends)
 
-    monkeypatch.setattr(KafkaSource, "read_into", draw_and_bind_what_was_read)
+    monkeypatch.setattr(KafkaSource, "read_into", read_and_bind_last_record)
     wrong = wrong_after(kafka, topic, 2_026)
-    assert any("the topic had come to" in each for each in wrong), wrong
+    assert any("the topic had reached" in each for each in wrong), wrong
 
 
 def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, str]]:
@@ -185,7 +187,7 @@ def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, st
     sender = Producer(broker.client())
     state: dict[str, str] = {}
     were: list[dict[str, str]] = [{}]
-    followed = Kept(broker, topic, bite=1)
+    run = RecordingRun(broker, topic, chunk_records=1)
     seen: list[dict[str, str]] = []
 
     def send(key: str, value: str) -> None:
@@ -194,8 +196,8 @@ def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, st
         were.append(dict(state))
 
     def tick() -> bool:
-        moved = followed.tick()
-        rows = sorted(followed.changes, key=lambda each: each.offset)
+        moved = run.tick()
+        rows = sorted(run.changes, key=lambda each: each.offset)
         seen.append(dict(row.text.split(" ") for row in rows))
         return bool(moved)
 
@@ -210,7 +212,7 @@ def states_that_never_were(broker: KafkaBroker, topic: str) -> list[dict[str, st
         send("c", str(len(were)))
         return not any(each.value in (b"a 2", b"b 2") for each in consume(broker, topic))
 
-    await_claim(compacted, "old values to be removed")
+    wait_until(compacted, "old values to be removed")
     while tick():
         pass
     assert seen[-1] == state
@@ -226,7 +228,7 @@ def test_compacted_topic_shows_only_states_that_existed(
 def test_planted_bug_of_reading_compacted_topic_in_chunks_is_found(
     kafka: KafkaBroker, topic_prefix: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Upstream, "compacted", lambda _: False)
+    monkeypatch.setattr(Cluster, "is_compacted", lambda _: False)
     found = states_that_never_were(kafka, f"{topic_prefix}state")
     assert {"a": "1", "b": "3"} in found
 

@@ -12,7 +12,7 @@ from confluent_kafka import Producer
 import penstock.ingest
 from penstock.catalog.inspect import inspect_lake
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine.kept.spark import KeptSession
+from penstock.engine.shared_session.spark import SharedSession
 from penstock.ingest import Supervisor
 from penstock.persist import Settings
 from penstock.sources.kafka.source import KafkaSource
@@ -33,17 +33,20 @@ class Run:
     def __init__(self, topic: Topic) -> None:
         self.topic = topic
         self.stop = threading.Event()
-        self._running: Supervisor | None = None
+        self._supervisor: Supervisor | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
         penstock.ingest.run(
-            self.topic.write_file(), stop=self.stop, jobs=self.topic.kept, on_start=self._told
+            self.topic.write_file(),
+            stop=self.stop,
+            jobs=self.topic.session,
+            on_start=self._note_supervisor,
         )
 
-    def _told(self, running: Supervisor) -> None:
-        self._running = running
+    def _note_supervisor(self, running: Supervisor) -> None:
+        self._supervisor = running
 
     def await_texts(self, texts: str) -> None:
         """Wait for records with one letter each."""
@@ -57,7 +60,7 @@ class Run:
     def status(self) -> Mapping[str, Any]:
         """Return the fields of the source in `penstock status`."""
         (location,) = inspect_lake(f"file:{self.topic.folder}/lake", Settings())
-        (source,) = location["sources"]
+        (source,) = location.to_json()["sources"]
         return source
 
     def end(self) -> float:
@@ -79,14 +82,14 @@ def running(topic: Topic) -> Iterator[Run]:
 
 
 def test_paused_broker_is_reported_and_does_not_delay_stop(
-    kept: KeptSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    session: SharedSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PENSTOCK_ANSWER_TIMEOUT", "2")
     paused = threading.Event()
 
     with make_broker() as broker, ExitStack() as in_read:
         broker.create_topic("clicks", partitions=2)
-        topic = Topic(broker, "clicks", tmp_path, kept)
+        topic = Topic(broker, "clicks", tmp_path, session)
         producer = Producer(broker.client())
         produce(producer, "clicks", ["a", "b"])
         with running(topic) as run:
@@ -104,16 +107,16 @@ def test_paused_broker_is_reported_and_does_not_delay_stop(
                 until(lambda: run.status()["connected"] is False, "the report")
                 assert run.end() < STOP_TIMEOUT_S
         produce(producer, "clicks", ["e"])
-        scan_of = KafkaSource.scan_of
+        build_scan = KafkaSource._scan
 
-        def scan_and_pause(source: KafkaSource, up_to: Any) -> Any:
-            scan = scan_of(source, up_to)
-            if scan is not None and not paused.is_set():
+        def scan_and_pause(source: KafkaSource, ranges: Any) -> Any:
+            scan = build_scan(source, ranges)
+            if not paused.is_set():
                 in_read.enter_context(broker.hung())
                 paused.set()
             return scan
 
-        monkeypatch.setattr(KafkaSource, "scan_of", scan_and_pause)
+        monkeypatch.setattr(KafkaSource, "_scan", scan_and_pause)
         with running(topic) as run:
             assert paused.wait(60)
             # Spark is reading; the source has no topic metadata since the start.

@@ -14,12 +14,18 @@ from hypothesis import strategies as st
 
 from penstock.data import DIFF
 from penstock.errors import DefiniteError, UsageError
-from penstock.sources.debezium.dedup import Marks, marks_in, note_of, raised
+from penstock.sources.debezium.dedup import (
+    Marks,
+    marks_from_json,
+    marks_to_json,
+    raise_marks,
+)
 from penstock.sources.debezium.envelope import DebeziumJson
 from penstock.sources.formats import JsonFormat, TextFormat
-from penstock.sources.kafka import scan as scanning
-from penstock.sources.kafka.layout import DATA, ERRORS, Layout
-from penstock.sources.kafka.scan import KafkaScan
+from penstock.sources.kafka import topic_scan
+from penstock.sources.kafka.output_schema import DATA, ERRORS, OutputSchema
+from penstock.sources.kafka.scan import KafkaScan, output_name
+from penstock.sources.kafka.topic_scan import TopicReport, TopicScan
 
 CASES = {
     case["id"]: case
@@ -31,10 +37,10 @@ CASES = {
 
 KEY = TextFormat("key")
 VALUE = TextFormat("value")
-UPSERT = Layout("upsert", VALUE, KEY)
-NONE = Layout("none", VALUE, KEY)
+UPSERT = OutputSchema("upsert", VALUE, KEY)
+NONE = OutputSchema("none", VALUE, KEY)
 ROW = JsonFormat.of({"id": "bigint", "name": "text"})
-DEBEZIUM = Layout("debezium", DebeziumJson(ROW), named=("id",))
+DEBEZIUM = OutputSchema("debezium", DebeziumJson(ROW), named=("id",))
 
 
 class Sent(NamedTuple):
@@ -66,20 +72,20 @@ def _bytes(text: str | None) -> bytes | None:
 class Store:
     """Contents of a collection, and the results of a scan."""
 
-    def __init__(self, layout: Layout, *, sets_aside: bool = True) -> None:
-        self.layout, self.sets_aside = layout, sets_aside
+    def __init__(self, output: OutputSchema, *, dead_letter: bool = True) -> None:
+        self.output, self.dead_letter = output, dead_letter
         self.rows: dict[tuple[Any, ...], int] = {}
         self.errors: list[dict[str, Any]] = []
         self.marks: Marks = {}
         self.changes = 0
-        self.again = 0
-        self.fresh = True
+        self.duplicates = 0
+        self.is_first = True
 
     def put(self, output: str, rows: pa.Table) -> None:
         if output == ERRORS:
             self.errors += rows.to_pylist()
             return
-        names = self.layout.schema.names
+        names = self.output.schema.names
         diffs = rows.column(DIFF).to_pylist() if DIFF in rows.column_names else [1] * rows.num_rows
         for row, diff in zip(rows.select(names).to_pylist(), diffs, strict=True):
             self.changes += 1
@@ -90,34 +96,37 @@ class Store:
 
     def stored(self, _output: str, keys: pa.Table) -> pa.Table:
         wanted = {tuple(row.values()) for row in keys.to_pylist()}
-        names = self.layout.schema.names
-        at = [names.index(name) for name in self.layout.key_columns]
+        names = self.output.schema.names
+        at = [names.index(name) for name in self.output.key_columns]
         found = [
             dict(zip(names, row, strict=True))
             for row in self.rows
             if tuple(row[each] for each in at) in wanted
         ]
-        return pa.Table.from_pylist(found, schema=self.layout.schema)
+        return pa.Table.from_pylist(found, schema=self.output.schema)
 
     def scan(self, *batches: Sequence[Sent], tasks: int = 1) -> Any:
         """Run one tick that reads its records in these batches."""
-        into = {DATA: "clicks", **({ERRORS: "clicks_errors"} if self.sets_aside else {})}
-        scan = KafkaScan({}, (), 0, into, self.layout, self.fresh, dict(self.marks))
+        topics = {"clicks": TopicScan(self.output, self.is_first, self.dead_letter, self.marks)}
+        scan = KafkaScan({}, (), 0, {output_name(DATA, "clicks"): "clicks"}, topics)
         scan = pickle.loads(pickle.dumps(scan))
         prepared = [*scan.prepare([as_read(batch) for batch in batches])]
-        told = []
+        reports: list[TopicReport] = []
         for task in range(tasks):
             mine = [
                 table.filter(pa.compute.equal(scan.places(table, tasks), task))
                 for table in prepared
             ]
-            told.append(scan.finish(mine if scan.by_key and tasks > 1 else prepared, self))
+            report = scan.finish(mine if scan.by_key and tasks > 1 else prepared, self)
+            reports += report.topics.values()
             if not (scan.by_key and tasks > 1):
                 break
-        self.marks = marks_in(note_of(raised(self.marks, (each.marks for each in told))))
-        self.again += sum(each.again for each in told)
-        self.fresh = False
-        return told
+        self.marks = marks_from_json(
+            marks_to_json(raise_marks(self.marks, (report.marks for report in reports)))
+        )
+        self.duplicates += sum(report.duplicates for report in reports)
+        self.is_first = False
+        return reports
 
 
 def test_all_kafka_vectors_are_covered() -> None:
@@ -233,9 +242,11 @@ def test_upsert_ticks_equal_dictionary_of_last_values(
 def test_planted_bug_of_keeping_first_record_of_key_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    last = scanning.last_of
+    last = topic_scan.last_by_key
     monkeypatch.setattr(
-        scanning, "last_of", lambda rows, key, by, lacking: last(rows.slice(0, 1), key, by)
+        topic_scan,
+        "last_by_key",
+        lambda rows, key, order, unavailable: last(rows.slice(0, 1), key, order),
     )
     with pytest.raises(AssertionError):
         test_a_backlog_of_one_key_is_one_change()
@@ -291,7 +302,7 @@ def test_events_that_a_restarted_connector_sends_again_are_dropped() -> None:
     again = [event("u", 1, "Ida", lsn=40), event("u", 1, "Eve", lsn=30)]
     store.scan([Sent("1", each, offset=6 + at) for at, each in enumerate(again)])
     assert store.rows == {(1, "Ida"): 1}
-    assert store.again == 3
+    assert store.duplicates == 3
 
 
 def test_debezium_event_with_lower_lsn_and_later_time_is_new() -> None:
@@ -304,7 +315,7 @@ def test_debezium_event_with_lower_lsn_and_later_time_is_new() -> None:
     store.scan([Sent("1", event("u", 1, "Eve", lsn=20, at=70), offset=2)])
     store.scan([Sent("1", event("u", 1, "Ann", lsn=10, at=60), offset=3)])
     assert store.rows == {(1, "Eve"): 1}
-    assert store.again == 1
+    assert store.duplicates == 1
 
 
 def test_debezium_positions_of_two_databases_are_not_compared() -> None:
@@ -348,13 +359,13 @@ def test_debezium_resent_events_never_bring_back_an_earlier_state(data: st.DataO
 
 
 def test_planted_bug_of_applying_duplicate_events_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = scanning.resent
+    real = topic_scan.find_duplicates
 
     def none_of_them(*given: Any) -> Any:
         again, marked = real(*given)
         return np.zeros_like(again), marked
 
-    monkeypatch.setattr(scanning, "resent", none_of_them)
+    monkeypatch.setattr(topic_scan, "find_duplicates", none_of_them)
     with pytest.raises(AssertionError):
         test_events_that_a_restarted_connector_sends_again_are_dropped()
 
@@ -373,7 +384,7 @@ def test_planted_bug_of_applying_duplicate_events_is_found(monkeypatch: pytest.M
         ('{"op":"c","after":{"id":null,"name":"x"}}', 'column "id" of its key is null'),
         (
             '{"op":"c","after":{"id":2,"name":"__debezium_unavailable_value"}}',
-            'it makes a row without the value of column "name"',
+            'it creates a row without the value of column "name"',
         ),
     ],
 )
@@ -431,18 +442,18 @@ def test_debezium_truncate_and_delete_without_row_are_dead_lettered() -> None:
 
 
 def test_layout_with_missing_or_invalid_key_raises_usage_error() -> None:
-    with pytest.raises(UsageError, match="needs to know what keys are"):
-        Layout("upsert", VALUE)
-    with pytest.raises(UsageError, match="tells rows apart by the records' keys: key"):
-        Layout("upsert", VALUE, KEY, named=("value",))
-    with pytest.raises(UsageError, match="needs to know the key of the rows"):
-        Layout("debezium", DebeziumJson(ROW))
-    with pytest.raises(UsageError, match='no column "no"'):
-        Layout("none", VALUE, named=("no",))
+    with pytest.raises(UsageError, match="needs the format of record keys"):
+        OutputSchema("upsert", VALUE)
+    with pytest.raises(UsageError, match="identifies rows by the keys of records: key"):
+        OutputSchema("upsert", VALUE, KEY, named=("value",))
+    with pytest.raises(UsageError, match="needs the key columns of the rows"):
+        OutputSchema("debezium", DebeziumJson(ROW))
+    with pytest.raises(UsageError, match='key column "no" does not exist'):
+        OutputSchema("none", VALUE, named=("no",))
 
 
 def test_bad_records_without_dead_letter_collection_are_counted_and_reported() -> None:
-    store = Store(Layout("none", ROW), sets_aside=False)
+    store = Store(OutputSchema("none", ROW), dead_letter=False)
     (told,) = store.scan(
         [Sent(None, "{}", offset=4), Sent(None, "oops", 1, 7), Sent(None, "[", 0, 9)]
     )

@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.errors import UsageError
-from penstock.pipeline.kafka import KafkaSection, build_kafka_config
+from penstock.pipeline.sections.kafka import KafkaSection, build_kafka_config
 from penstock.sources.formats import Registry
-from penstock.sources.kafka.chosen import Chosen
 from penstock.sources.kafka.config import KafkaConfig
+from penstock.sources.kafka.format_spec import FormatSpec
 
 
 def section(**options: Any) -> KafkaConfig:
@@ -24,7 +24,7 @@ def columns(**kinds: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"envelope": "upsert", "include": ["key"]},
@@ -38,20 +38,20 @@ def columns(**kinds: str) -> dict[str, Any]:
         ({"format": columns(_offset="int")}, 'column "_offset" .* by format and by the place'),
         (
             {"envelope": "debezium", "key": ["id"], "format": "json"},
-            "needs to know the columns of the table; name them",
+            "needs the columns of the table; name them",
         ),
-        ({"envelope": "debezium", "format": columns(id="int")}, "the key of the rows"),
+        ({"envelope": "debezium", "format": columns(id="int")}, "needs the key columns"),
         ({"format": {"avro": {}}}, "neither a schema nor a registry"),
         ({"format": columns(a="varchar")}, "a type that does not exist"),
-        ({"key": ["nope"]}, 'no column "nope" for the key'),
+        ({"key": ["nope"]}, 'key column "nope" does not exist'),
         ({"start": 5}, "as 2026-01-31T12:00:00Z"),
         ({"start": "5"}, "as 2026-01-31T12:00:00Z"),
-        ({"brokers": ""}, "brokers of a kafka source are not named"),
-        ({"brokers": ["b:9092", ""]}, "brokers of a kafka source are not named"),
-        ({"topic": "bad name"}, 'no topic can be called "bad name"'),
-        ({"topic": ".."}, "no topic can be called"),
-        ({"topic": "x" * 250}, "no topic can be called"),
-        ({"topic": None, "topics": ["a", "b/c"]}, 'no topic can be called "b/c"'),
+        ({"brokers": ""}, "empty broker name"),
+        ({"brokers": ["b:9092", ""]}, "empty broker name"),
+        ({"topic": "bad name"}, 'topic name "bad name" is invalid'),
+        ({"topic": ".."}, "topic name"),
+        ({"topic": "x" * 250}, "topic name"),
+        ({"topic": None, "topics": ["a", "b/c"]}, 'topic name "b/c" is invalid'),
         (
             {
                 "topic": None,
@@ -60,16 +60,16 @@ def columns(**kinds: str) -> dict[str, Any]:
                 "format": columns(id="int"),
                 "key": {"a": ["id"], "b": ["no"]},
             },
-            'no column "no" for the key',
+            'key column "no" does not exist',
         ),
-        ({"tls": {"certificate": "our.pem"}}, "a certificate is shown with its key"),
-        ({"tls": {"key": "key.pem"}}, "a certificate is shown with its key"),
+        ({"tls": {"certificate": "our.pem"}}, "only one of certificate and key"),
+        ({"tls": {"key": "key.pem"}}, "only one of certificate and key"),
     ],
 )
 def test_kafka_section_with_invalid_options_is_rejected_at_load(
-    options: dict[str, Any], told: str
+    options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises((ValueError, ValidationError), match=told):
+    with pytest.raises((ValueError, ValidationError), match=message):
         section(**options)
 
 
@@ -82,15 +82,15 @@ def test_kafka_section_that_needs_connection_to_check_is_accepted_at_load(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("chosen", "told"),
+    ("spec", "message"),
     [
-        (Chosen("avro", registry=Registry("http://r:8081")), "began without a registry"),
-        (Chosen("json", columns="infer"), "began without columns that are inferred"),
+        (FormatSpec("avro", registry=Registry("http://r:8081")), "started without a registry"),
+        (FormatSpec("json", columns="infer"), "started without inferred columns"),
     ],
 )
 def test_format_choice_missing_at_source_creation_raises_usage_error(
-    chosen: Chosen, told: str
+    spec: FormatSpec, message: str
 ) -> None:
-    with pytest.raises(UsageError, match=told) as error:
-        chosen.made(None)
-    assert "drop it and let it begin again" in error.value.hint
+    with pytest.raises(UsageError, match=message) as error:
+        spec.build(None)
+    assert "drop the source and start it again" in error.value.hint

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 
 from penstock.errors import DefiniteError
-from penstock.sources.kafka.chosen import Chosen
+from penstock.servers.kafka import KafkaBroker
+from penstock.sources.kafka.client_properties import is_harmless
+from penstock.sources.kafka.cluster import Cluster
 from penstock.sources.kafka.config import KafkaConfig, Sasl, Tls
-from penstock.sources.kafka.properties import is_harmless
-from penstock.sources.kafka.upstream import Upstream
-from penstock.testing.kafka import KafkaBroker
+from penstock.sources.kafka.format_spec import FormatSpec
 from tests.fix_kafka import make_broker
 
 SECRET = "n0t-to-be-seen"
@@ -28,7 +28,7 @@ def config(broker: KafkaBroker, password: str, mechanism: Any) -> KafkaConfig:
     return KafkaConfig(
         broker.bootstrap_for("SASL_PLAINTEXT"),
         "clicks",
-        Chosen("text"),
+        FormatSpec("text"),
         sasl=Sasl(mechanism, "penstock", password),
     )
 
@@ -53,7 +53,7 @@ def test_kafka_property_is_harmless_only_if_known_and_not_secret(
 
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 def test_kafka_client_with_correct_password_connects(guarded: KafkaBroker, mechanism: str) -> None:
-    upstream = Upstream(config(guarded, SECRET, mechanism))
+    upstream = Cluster(config(guarded, SECRET, mechanism))
     upstream.open()
     assert upstream.topic().partitions == (0,)
 
@@ -62,12 +62,12 @@ def test_kafka_client_with_wrong_password_raises_definite_error_without_secret(
     guarded: KafkaBroker,
 ) -> None:
     given = config(guarded, "wr0ng-secret", "SCRAM-SHA-512")
-    upstream = Upstream(given)
+    upstream = Cluster(given)
     upstream.open()
     with pytest.raises(DefiniteError) as told:
         upstream.topic()
     said = f"{told.value} {told.value.detail} {told.value.hint}"
-    assert "may not be read by us" in said
+    assert "access to topic" in said
     assert "uthentication failed" in said
     assert "wr0ng-secret" not in said
     assert "wr0ng-secret" not in repr(given)
@@ -86,7 +86,7 @@ def test_kafka_config_secrets_include_all_secret_reader_options(tmp_path: Path) 
     given = KafkaConfig(
         "b:9092",
         "clicks",
-        Chosen("text"),
+        FormatSpec("text"),
         tls=Tls(certificate=tmp_path / "our.pem", key=tmp_path / "key.pem"),
         sasl=Sasl("PLAIN", "penstock", 'with"and'),
         properties={"client.id": "seen", "ssl.key.pem": "one", "SSL.KEY.PASSWORD": "two"},

@@ -13,18 +13,33 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError, PenstockError, UsageError
-from penstock.pipeline.kafka import KafkaSection, build_kafka_config
-from penstock.sources.kafka.chosen import Chosen
+from penstock.pipeline.sections.kafka import KafkaSection, build_kafka_config
+from penstock.progress import Frontier
+from penstock.sources.debezium.buffer import TransactionBuffer
+from penstock.sources.debezium.transactions import (
+    MARKERS,
+    RUNS,
+    Transactions,
+    match_topics,
+    merge_runs,
+)
 from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.kafka.topics import TopicsSource
-from penstock.sources.kafka.transactions import MARKERS, RUNS, Transactions, covering, merged
-from penstock.sources.kafka.waiting import Waiting
-from tests.sources.kafka.connector import TOPICS, TX, Cluster, Connector, Kind, Lake, random_history
+from penstock.sources.kafka.format_spec import FormatSpec
+from penstock.sources.kafka.source import KafkaSource
+from tests.sources.kafka.connector import (
+    TOPICS,
+    TX,
+    Connector,
+    Kind,
+    Lake,
+    MemoryCluster,
+    random_history,
+)
 
 A, B = TOPICS
 
 
-def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
+def expected_rows(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
     """Return the rows to be seen after a read of everything `below`:
 
     a prefix of the transactions.
@@ -44,19 +59,19 @@ def wanted(made: Connector, below: dict[str, int]) -> dict[str, dict[int, int]]:
     return found
 
 
-def anywhere(made: Connector, lake: Lake, chance: random.Random) -> Iterator[dict[str, int]]:
+def anywhere(made: Connector, lake: Lake, rng: random.Random) -> Iterator[dict[str, int]]:
     """Run ticks with random ends and restarts; yield the end of each."""
     ends = made.cluster.ends()
     below = dict.fromkeys(ends, 0)
     while below != ends:
         below = {
             # The smallest draw makes the longest step, thus examples shrink to few ticks.
-            each: offset + (most := min(4, ends[each] - offset)) - chance.randrange(1 + most)
+            each: offset + (most := min(4, ends[each] - offset)) - rng.randrange(1 + most)
             for each, offset in below.items()
         }
         lake.tick(below)
         yield below
-        if chance.random() > 0.7:
+        if rng.random() > 0.7:
             lake.close()
             lake.open()
     assert lake.contents() == made.state
@@ -64,13 +79,13 @@ def anywhere(made: Connector, lake: Lake, chance: random.Random) -> Iterator[dic
     assert lake.source.status()["waiting_events"] == 0
 
 
-def follow(chance: random.Random) -> None:
+def follow(rng: random.Random) -> None:
     """Ingest a random history and compare the contents after each tick."""
-    made = random_history(chance)
-    lake = Lake(made.cluster, places=chance.choice([1, 3]))
+    made = random_history(rng)
+    lake = Lake(made.cluster, places=rng.choice([1, 3]))
     try:
-        for below in anywhere(made, lake, chance):
-            assert lake.contents() == wanted(made, below)
+        for below in anywhere(made, lake, rng):
+            assert lake.contents() == expected_rows(made, below)
     finally:
         lake.close()
 
@@ -81,22 +96,22 @@ def follow_many() -> None:
 
 
 @settings(deadline=None, max_examples=40)
-@given(chance=st.randoms(use_true_random=False))
-def test_every_tick_shows_a_prefix_of_complete_transactions(chance: random.Random) -> None:
-    follow(chance)
+@given(rng=st.randoms(use_true_random=False))
+def test_every_tick_shows_a_prefix_of_complete_transactions(rng: random.Random) -> None:
+    follow(rng)
 
 
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Apply events before their END."""
-    real = TopicsSource._scan
+    real = KafkaSource._scan
 
-    def scan(self: Any, scans: Any) -> Any:
-        found = real(self, scans)
-        for each in found.topics.values():
-            object.__setattr__(each, "held", None)
-        return found
+    def scan(self: Any, ranges: Any) -> Any:
+        scan = real(self, ranges)
+        for topic_scan in scan.topics.values():
+            object.__setattr__(topic_scan, "last_waiting", None)
+        return scan
 
-    monkeypatch.setattr(TopicsSource, "_scan", scan)
+    monkeypatch.setattr(KafkaSource, "_scan", scan)
 
 
 def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,31 +119,35 @@ def any_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Transactions,
         "ready",
-        lambda self: [name for name, end in self._ends.items() if not self._lacking(name, end)],
+        lambda self: [
+            name for name, end in self._ended.items() if not self._missing_events(name, end)
+        ],
     )
 
 
 def forgetful(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drop the transaction buffer at a restart."""
-    monkeypatch.setattr(Waiting, "recall", lambda _self, tick: tick.retain_side_rows(set()))
+    monkeypatch.setattr(TransactionBuffer, "load", lambda _self, tick: tick.retain_side_rows(set()))
 
 
 def uncounted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Count a duplicate event twice."""
     monkeypatch.setattr(
-        "penstock.sources.kafka.transactions.merged", lambda runs: runs.combine_chunks()
+        "penstock.sources.debezium.transactions.merge_runs", lambda runs: runs.combine_chunks()
     )
 
 
 def matched_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Assign records with different ids to different transactions."""
-    monkeypatch.setattr("penstock.sources.debezium.transaction_ids._PLACED", "^(?P<name>)(?P<at>)$")
+    monkeypatch.setattr(
+        "penstock.sources.debezium.transaction_ids._WITH_POSITION", "^(?P<name>)(?P<position>)$"
+    )
 
 
 def matched_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """Merge transactions with the same number."""
-    monkeypatch.setattr("penstock.sources.debezium.transaction_ids.whole", lambda id: id)
-    monkeypatch.setattr("penstock.sources.debezium.envelope.whole_all", lambda ids: ids)
+    monkeypatch.setattr("penstock.sources.debezium.transaction_ids.join", lambda id: id)
+    monkeypatch.setattr("penstock.sources.debezium.envelope.join_array", lambda ids: ids)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +163,7 @@ def test_planted_bug_in_transaction_order_or_matching_is_found(
 
 @pytest.fixture
 def made() -> Connector:
-    return Connector(Cluster())
+    return Connector(MemoryCluster())
 
 
 @pytest.fixture
@@ -183,8 +202,8 @@ def test_missing_events_of_transaction_are_reported(made: Connector, lake: Lake)
     made.commit([(A, 1, 1), (A, 2, 1), (B, 1, 1)])
     lake.tick({f"{A}-0": 0, f"{A}-1": 1, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
     assert lake.contents() == {A: {}, B: {}}
-    told = lake.source.waits_for()
-    assert f'1 of 2 in topic "{A}", 1 of 1 in topic "{B}"' in told
+    message = lake.source.waits_for()
+    assert f'1 of 2 in topic "{A}", 1 of 1 in topic "{B}"' in message
 
 
 def test_applied_transactions_are_removed_from_side_state(made: Connector, lake: Lake) -> None:
@@ -212,7 +231,7 @@ the engine was restarted with offsets from the middle of 728.
 
 def test_recorded_debezium_postgres_output_is_applied_transaction_by_transaction() -> None:
     orders, lines = "shop.public.orders", "shop.public.lines"
-    cluster = Cluster()
+    cluster = MemoryCluster()
     for topic in (orders, lines, TX):
         cluster.make(topic, 1)
     lake = Lake(cluster, topics={orders: None, lines: None})
@@ -236,7 +255,7 @@ def test_recorded_debezium_postgres_output_is_applied_transaction_by_transaction
 
 
 def test_reused_transaction_number_is_another_transaction() -> None:
-    made = Connector(Cluster(), numbers=2)
+    made = Connector(MemoryCluster(), numbers=2)
     lake = Lake(made.cluster)
     for n in range(2):
         made.commit([(A, 1, n), (B, 1, n)])
@@ -244,7 +263,7 @@ def test_reused_transaction_number_is_another_transaction() -> None:
     for n in range(2, 6):
         before = lake.contents()
         made.commit([(A, 1, n), (B, 1, n)])
-        first = dict(lake.bound or {})
+        first = lake.bound or Frontier()
         # Its events arrive before its BEGIN, and the number is already known.
         lake.tick({**made.cluster.ends(), f"{TX}-0": first[f"{TX}-0"]})
         assert lake.contents() == before
@@ -265,7 +284,7 @@ def test_reused_transaction_number_is_another_transaction() -> None:
 
 @pytest.mark.parametrize("what", ["markers", "events"])
 def test_transaction_number_reused_while_incomplete_raises_definite_error(what: str) -> None:
-    made = Connector(Cluster(), numbers=1)
+    made = Connector(MemoryCluster(), numbers=1)
     lake = Lake(made.cluster)
     made.commit([(A, 1, 0), (B, 1, 0)])
     held = {**made.cluster.ends(), f"{B}-1": 0}
@@ -273,9 +292,9 @@ def test_transaction_number_reused_while_incomplete_raises_definite_error(what: 
     made.commit([(A, 1, 1)])
     ends = made.cluster.ends()
     come = f"{TX}-0" if what == "markers" else f"{A}-1"
-    with pytest.raises(DefiniteError, match='the number "0", and the first of them waits') as told:
+    with pytest.raises(DefiniteError, match='the number "0", and the first of them waits') as error:
         lake.tick({**held, come: ends[come]})
-    assert f'1 of 1 in topic "{B}"' in told.value.detail
+    assert f'1 of 1 in topic "{B}"' in error.value.detail
     lake.close()
 
 
@@ -292,13 +311,13 @@ def test_event_beyond_count_of_applied_transaction_raises_definite_error(
 
 def test_duplicate_events_of_applied_transaction_are_recognised() -> None:
     known = Transactions({A: None})
-    known.come(A, runs(("x", 1, 3)))
-    known.hear(marked(("END", "x"), counts='{"public.a": 2}'))
+    known.add_events(A, runs(("x", 1, 3)))
+    known.add_markers(marked(("END", "x"), counts='{"public.a": 2}'))
     assert known.ready() == ["x"]
     known.apply(["x"])
-    assert known.come(A, runs(("x", 3, 3)))
+    assert known.add_events(A, runs(("x", 3, 3)))
     with pytest.raises(DefiniteError, match="applied with 3"):
-        known.come(A, runs(("x", 4, 4)))
+        known.add_events(A, runs(("x", 4, 4)))
 
 
 @pytest.mark.parametrize(
@@ -310,7 +329,7 @@ def test_is_applied_recognises_id_of_applied_transaction(
     applied: str, same: str, later: str
 ) -> None:
     known = Transactions({A: None})
-    known.hear(marked(("END", applied), counts="{}"))
+    known.add_markers(marked(("END", applied), counts="{}"))
     assert not known.is_applied(same)
     known.apply(known.ready())
     assert known.is_applied(same)
@@ -346,7 +365,7 @@ def test_recreated_topic_added_again_with_fewer_records_raises_definite_error(
     lake.open()
     with pytest.raises(DefiniteError, match="topic was recreated") as error:
         lake.tick()
-    assert "was read to offset 2 before it was left out" in error.value.detail
+    assert "was read to offset 2 before the topic was removed" in error.value.detail
     made.read(B, 7, 7)
     made.read(B, 9, 9)
     lake.tick()
@@ -401,16 +420,16 @@ def test_dead_letter_collection_advances_with_source_and_keeps_rows(made: Connec
     again("set_aside")
     made.cluster.send(A, 0, {"op": "t"})
     lake.tick()
-    kept = lake.client.collection("cdc_errors")
-    assert kept.since > before
-    assert kept.snapshot(kept.upper - 1).arrow().num_rows == 1
+    dead_letters = lake.client.collection("cdc_errors")
+    assert dead_letters.since > before
+    assert dead_letters.snapshot(dead_letters.upper - 1).arrow().num_rows == 1
     for on_bad_record in ("stop", "set_aside"):
         again(on_bad_record)
         made.read(A, 3, 3)
         lake.tick()
-        kept, seen = (lake.client.collection(name) for name in ("cdc_errors", f"cdc.{A}"))
-        assert kept.upper == seen.upper
-        assert kept.snapshot(kept.upper - 1).arrow().num_rows == 1
+        dead_letters, seen = (lake.client.collection(name) for name in ("cdc_errors", f"cdc.{A}"))
+        assert dead_letters.upper == seen.upper
+        assert dead_letters.snapshot(dead_letters.upper - 1).arrow().num_rows == 1
     lake.close()
 
 
@@ -418,9 +437,9 @@ def test_topic_mapped_to_wrong_table_raises_definite_error_with_hint(
     made: Connector,
 ) -> None:
     made.commit([(A, 1, 1)])
-    told: dict[str, str | None] = {A: "public.c", B: None}
-    lake = Lake(made.cluster, topics=told)
-    with pytest.raises(DefiniteError, match="whose END does not count them") as error:
+    message: dict[str, str | None] = {A: "public.c", B: None}
+    lake = Lake(made.cluster, topics=message)
+    with pytest.raises(DefiniteError, match="which its END does not count") as error:
         lake.tick()
     assert f"topics: {{{A}:" in error.value.hint
     lake.close()
@@ -430,7 +449,7 @@ def test_topic_mapped_to_wrong_table_is_found_when_events_follow_their_end(made:
     made.commit([(A, 1, 1)])
     lake = Lake(made.cluster, topics={A: "public.c", B: None})
     lake.tick({f"{A}-0": 0, f"{A}-1": 0, f"{B}-0": 0, f"{B}-1": 0, f"{TX}-0": 2})
-    with pytest.raises(DefiniteError, match="whose END does not count them"):
+    with pytest.raises(DefiniteError, match="which its END does not count"):
         lake.tick()
     lake.close()
 
@@ -440,7 +459,7 @@ def test_transaction_metadata_topic_with_two_partitions_raises_definite_error(
 ) -> None:
     made.cluster.make(TX, 2)
     other = Lake(made.cluster)
-    with pytest.raises(DefiniteError, match="of transactions has 2 partitions"):
+    with pytest.raises(DefiniteError, match=r"metadata topic .* has 2 partitions"):
         other.tick()
     other.close()
 
@@ -454,7 +473,7 @@ def test_changed_topics_of_transactional_source_raise_definite_error(
         "nowhere:9092", "", lake.config.value, topics={A: None}, transactions=TX,
         envelope="debezium", key=("id",),
     )  # fmt: skip
-    with pytest.raises(DefiniteError, match="has other topics than it had"):
+    with pytest.raises(DefiniteError, match="has other topics than before"):
         lake.open()
 
 
@@ -468,9 +487,9 @@ def test_removing_transactions_from_config_is_rejected_and_loses_no_events(
     lake.close()
     whole = lake.config
     lake.config = replace(whole, transactions=None)
-    with pytest.raises(DefiniteError, match=r"has transactions .*, and the file") as error:
+    with pytest.raises(DefiniteError, match=r"has transactions .*, and the file none") as error:
         lake.open()
-    assert "Say transactions: shop.transaction." in error.value.hint
+    assert "Add transactions: shop.transaction." in error.value.hint
     destroyed: list[str] = []
     lake.source.drop_removed(lake._memory, destroyed.extend)
     assert destroyed == []
@@ -488,7 +507,7 @@ def test_adding_transactions_to_source_without_them_raises_definite_error(made: 
     lake.tick()
     lake.close()
     lake.config = replace(lake.config, transactions=TX)
-    with pytest.raises(DefiniteError, match="has no transactions, and the file says"):
+    with pytest.raises(DefiniteError, match="has no transactions, and the file names"):
         lake.open()
     lake.close()
 
@@ -517,13 +536,13 @@ def test_malformed_transaction_metadata_record_raises_definite_error(
     made.cluster.send(TX, 0, {"what": "ever"})
     with pytest.raises(DefiniteError, match="offset 0 of partition 0") as error:
         lake.tick()
-    assert "does not say which transaction" in str(error.value)
+    assert "does not name the transaction" in str(error.value)
 
 
 def test_transactions_larger_than_apply_limit_are_applied_in_passes(
     made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.kafka.waiting.APPLY_BYTES", 2048)
+    monkeypatch.setattr("penstock.sources.debezium.buffer.APPLY_BYTES", 2048)
     for n in range(20):
         made.commit([(A, id, n * 10 + id) for id in range(n, n + 5)])
     lake.tick()
@@ -533,7 +552,7 @@ def test_transactions_larger_than_apply_limit_are_applied_in_passes(
 def test_side_state_of_long_applied_transactions_is_dropped(
     made: Connector, lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 2)
+    monkeypatch.setattr("penstock.sources.debezium.buffer.KNOWN_TRANSACTIONS", 2)
     for n in range(7):
         made.commit([(A, n, n)])
         lake.tick()
@@ -553,8 +572,8 @@ def test_side_state_of_long_applied_transactions_is_dropped(
 def test_resending_more_transactions_than_known_never_shows_earlier_state(
     seed: int, made: Connector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
-    chance = random.Random(seed)
+    monkeypatch.setattr("penstock.sources.debezium.buffer.KNOWN_TRANSACTIONS", 1)
+    rng = random.Random(seed)
     states = [{topic: dict(rows) for topic, rows in made.state.items()}]
 
     def commit(*changes: tuple[str, int, int]) -> None:
@@ -563,14 +582,14 @@ def test_resending_more_transactions_than_known_never_shows_earlier_state(
 
     for n in range(7):
         commit(
-            *((chance.choice(TOPICS), chance.randrange(4), 10 * n + at) for at in range(3)),
+            *((rng.choice(TOPICS), rng.randrange(4), 10 * n + at) for at in range(3)),
         )
     for number in range(7):
         made.resend(number)
     commit((A, 1, 77), (B, 2, 77))
-    lake = Lake(made.cluster, places=chance.choice([1, 3]))
+    lake = Lake(made.cluster, places=rng.choice([1, 3]))
     reached = 0
-    for _ in anywhere(made, lake, chance):
+    for _ in anywhere(made, lake, rng):
         reached = states.index(lake.contents(), reached)
     lake.close()
 
@@ -579,8 +598,8 @@ def test_resending_more_transactions_than_known_never_shows_earlier_state(
 def test_resent_transaction_beyond_known_ones_changes_nothing(
     kind: Kind, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.sources.kafka.waiting.KNOWN", 1)
-    made = Connector(Cluster(), kind)
+    monkeypatch.setattr("penstock.sources.debezium.buffer.KNOWN_TRANSACTIONS", 1)
+    made = Connector(MemoryCluster(), kind)
     lake = Lake(made.cluster)
     for n in range(4):
         made.commit([(A, 1, n), (B, 1, n)])
@@ -604,10 +623,10 @@ def marked(*rows: tuple[str, str], counts: str = "{}") -> pa.Table:
 
 def test_transaction_that_ends_during_an_open_one_waits_for_it() -> None:
     known = Transactions({"t": None})
-    known.hear(marked(("BEGIN", "1"), ("BEGIN", "2"), ("END", "2")))
+    known.add_markers(marked(("BEGIN", "1"), ("BEGIN", "2"), ("END", "2")))
     assert known.ready() == []
-    assert known.first() == "1"
-    known.hear(marked(*[("BEGIN", "x")] * 3, ("END", "1")).slice(3))
+    assert known.blocking_transaction() == "1"
+    known.add_markers(marked(*[("BEGIN", "x")] * 3, ("END", "1")).slice(3))
     assert known.ready() == ["2", "1"]
 
 
@@ -617,40 +636,43 @@ def runs(*rows: tuple[str, int, int], at: int = -1) -> pa.Table:
 
 
 def test_adjacent_event_runs_are_merged() -> None:
-    found = merged(runs(("x", 4, 5), ("y", 1, 9), ("x", 1, 2), ("x", 3, 3), ("y", 2, 3)))
+    found = merge_runs(runs(("x", 4, 5), ("y", 1, 9), ("x", 1, 2), ("x", 3, 3), ("y", 2, 3)))
     rows = sorted(tuple(row.values()) for row in found.to_pylist())
     assert rows == [("x", 1, 5, -1), ("y", 1, 9, -1)]
-    apart = merged(runs(("x", 1, 1), ("x", 3, 3)))
+    apart = merge_runs(runs(("x", 1, 1), ("x", 3, 3)))
     assert apart.num_rows == 2
 
 
-def test_covering_matches_topic_by_suffix_of_table_name() -> None:
+def test_match_topics_matches_topic_by_suffix_of_table_name() -> None:
     topics = {"p.db.s.a": None, "p.s.ba": None, "other": "s.c"}
-    assert covering(["s.a", "db.s.a", "a", "s.c", "x.y"], topics) == {
+    assert match_topics(["s.a", "db.s.a", "a", "s.c", "x.y"], topics) == {
         "db.s.a": "p.db.s.a",
         "s.c": "other",
     }
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
-        ({"topic": "a", "topics": {"b": None}}, "either a topic or several"),
-        ({}, "either a topic or several"),
-        ({"topic": "a", "transactions": "t"}, "several topics"),
-        ({"topics": {"a": None}, "transactions": "t", "envelope": "none"}, "envelope none"),
-        ({"topics": {"a": None}, "transactions": "a"}, "both one of transactions"),
+        ({"topic": "a", "topics": {"b": None}}, "either topic or topics"),
+        ({}, "either topic or topics"),
+        ({"topic": "a", "transactions": "t"}, "need topics"),
+        ({"topics": {"a": None}, "transactions": "t", "envelope": "none"}, "not none"),
+        ({"topics": {"a": None}, "transactions": "a"}, "is also in topics"),
         ({"topics": {"a": None}, "keys": {"b": ("id",)}}, 'key for topic "b"'),
-        ({"topics": {"a": None}, "transactions": "t", "start": "latest"}, "where its topics begin"),
+        (
+            {"topics": {"a": None}, "transactions": "t", "start": "latest"},
+            "at the beginning",
+        ),
         ({"topics": {"a": None}, "start": {0: 1}}, "of one topic"),
     ],
 )
 def test_kafka_config_with_conflicting_topic_options_raises_usage_error(
-    options: dict[str, Any], told: str
+    options: dict[str, Any], message: str
 ) -> None:
     given = {"topic": "", "envelope": "debezium", **options}
-    with pytest.raises(UsageError, match=told):
-        KafkaConfig("nowhere:9092", value=Chosen("json"), **given)
+    with pytest.raises(UsageError, match=message):
+        KafkaConfig("nowhere:9092", value=FormatSpec("json"), **given)
 
 
 def test_kafka_section_with_several_topics_builds_config() -> None:
@@ -664,7 +686,10 @@ def test_kafka_section_with_several_topics_builds_config() -> None:
     }
     config = build_kafka_config(KafkaSection.model_validate(section))
     assert config.topics == {"a": "public.a", "b": None}
-    assert config.of("b").key == ("id", "n")
-    assert (config.of("t").envelope, config.of("t").value) == ("none", Chosen("json"))
+    assert config.for_topic("b").key == ("id", "n")
+    assert (config.for_topic("t").envelope, config.for_topic("t").value) == (
+        "none",
+        FormatSpec("json"),
+    )
     listed = build_kafka_config(KafkaSection.model_validate({**section, "topics": ["a", "b"]}))
     assert listed.topics == {"a": None, "b": None}

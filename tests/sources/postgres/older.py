@@ -1,6 +1,6 @@
 """Connection to a newer server that reports an older version."""
 
-from penstock.sources.postgres.connect import Connection
+from penstock.pgclient import Connection
 
 
 class Older:

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
+from penstock.pgclient import Connection, connect
+from penstock.servers.postgres import Database
 from penstock.sources.postgres.catalog import (
     PgTable,
     describe,
     find_oids,
     published_tables,
-    types_of,
+    read_types,
 )
-from penstock.sources.postgres.connect import Connection, connect
-from penstock.sources.postgres.fingerprint import fingerprint
+from penstock.sources.postgres.fingerprint import read_fingerprint
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.publication import find_publication
 from penstock.sources.postgres.slots import inspect_slot
-from penstock.testing.postgres import Database
 from tests.sources.postgres.older import Older
 
 
@@ -198,8 +198,8 @@ def test_describe_includes_requested_tables_that_are_not_published(sql: Connecti
     assert find_publication(sql, "none") is None
 
 
-def test_types_of_no_oids_returns_empty_mapping(sql: Connection) -> None:
-    assert types_of(sql, ()) == {}
+def test_read_types_of_no_oids_returns_empty_mapping(sql: Connection) -> None:
+    assert read_types(sql, ()) == {}
 
 
 def test_generated_columns_are_streamed_if_publication_includes_them(database18: Database) -> None:
@@ -284,7 +284,7 @@ def test_catalog_queries_for_older_servers_run_on_newer_server(
         assert (table.name, table.streamed) == ("t", ("id", "v"))
         assert table == published_tables(connection, "p")[0]
         assert find_publication(older, "p") == find_publication(connection, "p")
-        assert fingerprint(older, "p", ()) == fingerprint(connection, "p", ())
+        assert read_fingerprint(older, "p", ()) == read_fingerprint(connection, "p", ())
         slot = inspect_slot(older, "old")
         assert slot is not None
         assert not slot.lost

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError, similar
-from penstock.sources.postgres.config import PostgresConfig, TableSpec, shown
+from penstock.sources.postgres.config import PostgresConfig, TableSpec, render_url
 from penstock.sources.postgres.names import TableName, identifier
 
 names = st.text(
@@ -58,7 +58,7 @@ def test_postgres_config_repr_contains_no_secret() -> None:
     assert SECRET not in repr(config)
     assert "s3cr3t" not in repr(config)
     assert config.where == "postgresql://me@db.example:6432/shop"
-    assert shown({"service": "shop"}) == "postgresql://service=shop/"
+    assert render_url({"service": "shop"}) == "postgresql://service=shop/"
 
 
 def test_postgres_config_survives_pickle() -> None:
@@ -67,7 +67,7 @@ def test_postgres_config_survives_pickle() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "message", "hint"),
+    ("section", "message", "hint"),
     [
         ({}, "either a url or a connection", "postgresql://user@host/database"),
         ({"url": "x", "connection": {}}, "either a url or a connection", ""),
@@ -100,10 +100,10 @@ def test_postgres_config_survives_pickle() -> None:
     ],
 )
 def test_postgres_config_with_invalid_value_raises_usage_error_with_hint(
-    said: dict[str, object], message: str, hint: str
+    section: dict[str, object], message: str, hint: str
 ) -> None:
     with pytest.raises(UsageError) as refused:
-        PostgresConfig.parse(said)
+        PostgresConfig.parse(section)
     error = refused.value
     assert message in str(error)
     assert error.hint

@@ -33,13 +33,13 @@ def table(*partitions: PartitionMark, columns: tuple[ColumnMark, ...] = (ID,)) -
     )
 
 
-def fingerprint(found: TableMark, publication: Publication = PUBLICATION) -> Fingerprint:
-    return Fingerprint(publication, {found.oid: found})
+def fingerprint_of(mark: TableMark, publication: Publication = PUBLICATION) -> Fingerprint:
+    return Fingerprint(publication, {mark.oid: mark})
 
 
 def test_compare_reports_rewritten_leaf_with_its_transaction() -> None:
-    before = fingerprint(table(leaf(7, 70, 11), leaf(8, 80, 12)))
-    after = fingerprint(table(leaf(7, 71, 13), leaf(8, 80, 12)))
+    before = fingerprint_of(table(leaf(7, 70, 11), leaf(8, 80, 12)))
+    after = fingerprint_of(table(leaf(7, 71, 13), leaf(8, 80, 12)))
     rewritten = Rewritten(7, TableName("public", "leaf7"), 13)
     assert compare(before, after) == [LeavesChanged(1, ROOT, rewritten=(rewritten,))]
     assert compare(before, before) == []
@@ -52,8 +52,8 @@ def test_appended_generated_column_is_streamed_only_if_publication_sends_it(
 ) -> None:
     publication = replace(PUBLICATION, generated=sends_generated)
     extra = ColumnMark(2, "extra", 23, -1, nullable=True, generated=generated, row_xid=9)
-    before = fingerprint(table(), publication)
-    after = fingerprint(table(columns=(ID, extra)), publication)
+    before = fingerprint_of(table(), publication)
+    after = fingerprint_of(table(columns=(ID, extra)), publication)
     (change,) = [each for each in compare(before, after) if isinstance(each, ColumnsChanged)]
     (appended,) = change.appended
     assert (appended.name, appended.number) == ("extra", 2)
@@ -63,9 +63,9 @@ def test_appended_generated_column_is_streamed_only_if_publication_sends_it(
 
 def test_appended_column_of_rewritten_table_has_unknown_values() -> None:
     extra = replace(ID, number=2, name="extra", missing=("7",))
-    before = fingerprint(table())
+    before = fingerprint_of(table())
     for storage, known in ((0, True), (1, False)):
         now = replace(table(columns=(ID, extra)), storage=storage)
-        found = compare(before, fingerprint(now))
+        found = compare(before, fingerprint_of(now))
         (change,) = [each for each in found if isinstance(each, ColumnsChanged)]
         assert (change.appended[0].known, change.appended[0].default) == (known, "7")

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.sources.postgres.connect import Connection, connect
+from penstock.pgclient import Connection, connect
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.identity import (
     Behind,
     Fork,
@@ -15,16 +16,15 @@ from penstock.sources.postgres.identity import (
     Identity,
     OtherServer,
     Same,
+    compare_history,
     identify,
-    judge,
-    less_page_header,
     parse_history,
     probe,
+    strip_page_header,
 )
 from penstock.sources.postgres.lsn import Lsn
+from penstock.sources.postgres.replication_stream import ReplicationStream
 from penstock.sources.postgres.slots import create_slot
-from penstock.sources.postgres.stream import ReplicationStream
-from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import QUICK, standby_of
 
 SEGMENT, PAGE = 16 << 20, 8192
@@ -51,7 +51,7 @@ def test_identify_and_probe_agree_on_server_identity(
     assert named.database == any_database.name
     assert named.history == ()
     assert (probed.system_id, probed.timeline) == (named.system_id, named.timeline)
-    assert judge(named, probed.identity, named.xlogpos) == Same()
+    assert compare_history(named, probed.identity, named.xlogpos) == Same()
     assert not probed.standby
 
 
@@ -96,8 +96,8 @@ def test_stream_of_idle_server_reaches_probed_lsn(any_database: Database, sql: C
 
 
 @given(position=positions)
-def test_less_page_header_subtracts_only_a_header(position: int) -> None:
-    less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
+def test_strip_page_header_subtracts_only_a_header(position: int) -> None:
+    less = strip_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
     taken = position - less.position
     assert taken in (0, 24, 40)
     if taken:
@@ -114,10 +114,10 @@ def test_less_page_header_subtracts_only_a_header(position: int) -> None:
         (SEGMENT * 3 + PAGE + 32, SEGMENT * 3 + PAGE + 32),
     ],
 )
-def test_less_page_header_subtracts_long_header_at_segment_start(
+def test_strip_page_header_subtracts_long_header_at_segment_start(
     position: int, expected: int
 ) -> None:
-    less = less_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
+    less = strip_page_header(Lsn(position), segment_bytes=SEGMENT, page_bytes=PAGE)
     assert less == Lsn(expected)
 
 
@@ -139,7 +139,7 @@ OURS = server(2, 0)
 
 
 @pytest.mark.parametrize(
-    ("found", "verdict"),
+    ("current", "verdict"),
     [
         (server(2, 900), Same()),
         (server(2, 950), Same()),
@@ -157,8 +157,10 @@ OURS = server(2, 0)
         (server(3, 880, (1, 100), (2, 900)), Behind(Lsn(880), Lsn(900))),
     ],
 )
-def test_judge_returns_verdict_for_timeline_and_position(found: Identity, verdict: object) -> None:
-    assert judge(OURS, found, Lsn(900)) == verdict
+def test_compare_history_returns_verdict_for_timeline_and_position(
+    current: Identity, verdict: object
+) -> None:
+    assert compare_history(OURS, current, Lsn(900)) == verdict
 
 
 @given(
@@ -167,11 +169,11 @@ def test_judge_returns_verdict_for_timeline_and_position(found: Identity, verdic
     timeline=st.integers(1, 6),
     position=positions,
 )
-def test_judge_accepts_only_server_that_has_all_durable_changes(
+def test_compare_history_accepts_only_server_that_has_all_durable_changes(
     durable: int, forks: list[tuple[int, int]], timeline: int, position: int
 ) -> None:
-    found = server(timeline, position, *forks)
-    verdict = judge(OURS, found, Lsn(durable))
+    current = server(timeline, position, *forks)
+    verdict = compare_history(OURS, current, Lsn(durable))
     if isinstance(verdict, Same | ForkedAfter):
         assert position >= durable
         assert timeline == 2 or next(at for left, at in forks if left == 2) >= durable
@@ -189,30 +191,30 @@ def test_promoted_standby_is_accepted_only_up_to_its_fork_position() -> None:
                 assert waiting.standby
                 assert waiting.timeline == 0
                 primary.sql("SELECT pg_switch_wal()")
-                with connect(primary.url()) as there:
-                    shared = probe(there).flush_lsn
+                with connect(primary.url()) as connection:
+                    shared = probe(connection).flush_lsn
                 _await_replay(sql, shared)
             # Disconnect first: the standby never receives the following changes.
             standby.sql("ALTER SYSTEM SET primary_conninfo = ''")
             standby.restart()
             primary.sql("INSERT INTO t VALUES (1)")
-            with connect(primary.url()) as there:
-                ahead = probe(there).flush_lsn
+            with connect(primary.url()) as connection:
+                ahead = probe(connection).flush_lsn
             standby.sql("SELECT pg_promote()")
             standby.sql("INSERT INTO t SELECT generate_series(1, 10000)")
             with connect(standby.url(), replication=True) as replication:
-                found = identify(replication)
+                current = identify(replication)
             with connect(standby.url()) as sql:
                 probed = probe(sql)
-            assert found.system_id == ours.system_id
-            assert (found.timeline, probed.timeline) == (2, 2)
-            assert [fork.timeline for fork in found.history] == [1]
-            left = found.history[0].at
-            assert shared <= left < ahead < found.xlogpos
-            assert judge(ours, found, shared) == ForkedAfter(2, left)
-            assert judge(ours, found, ahead) == ForkedBefore(2, left, ahead)
+            assert current.system_id == ours.system_id
+            assert (current.timeline, probed.timeline) == (2, 2)
+            assert [fork.timeline for fork in current.history] == [1]
+            left = current.history[0].at
+            assert shared <= left < ahead < current.xlogpos
+            assert compare_history(ours, current, shared) == ForkedAfter(2, left)
+            assert compare_history(ours, current, ahead) == ForkedBefore(2, left, ahead)
             # A probe has no history, therefore it never accepts another timeline.
-            assert judge(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
+            assert compare_history(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
 
 
 def _await_replay(sql: Connection, up_to: Lsn) -> None:

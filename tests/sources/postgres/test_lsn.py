@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -35,3 +38,10 @@ def test_lsn_parse_of_malformed_text_raises_usage_error(text: str) -> None:
 def test_lsn_outside_64_bits_raises_usage_error(position: int) -> None:
     with pytest.raises(UsageError, match="out of range"):
         Lsn(position)
+
+
+def test_lsn_text_has_the_integer_of_vector_x11() -> None:
+    vectors = Path(__file__).parents[2] / "vectors" / "materialize.json"
+    (case,) = [case for case in json.loads(vectors.read_text())["cases"] if case["id"] == "X11"]
+    assert [int(Lsn.parse(text)) for text in case["given"]["pairs"]] == case["expect"]["ints"]
+    assert [str(Lsn(position)) for position in case["expect"]["ints"]] == case["given"]["pairs"]

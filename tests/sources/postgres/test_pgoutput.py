@@ -45,12 +45,12 @@ def decoded(data_parts: list[bytes], capacity: int, *, fill: int = 0) -> list[Ch
             space[:count] = rest[:count]
             decoder.filled(count)
             rest = rest[count:]
-            assert decoder.walk() is None
+            assert decoder.scan() is None
             while decoder.full:
                 take()
-                assert decoder.walk() is None
+                assert decoder.scan() is None
     take()
-    assert decoder.unwalked == 0
+    assert decoder.unscanned == 0
     return chunks
 
 
@@ -109,24 +109,24 @@ def values(kind: str) -> st.SearchStrategy[Value]:
 
 
 @st.composite
-def streams(draw: st.DrawFn) -> tuple[bytes, list[Row], list[tuple[int, object]]]:
+def streams(pick: st.DrawFn) -> tuple[bytes, list[Row], list[tuple[int, object]]]:
     """Draw bytes, their rows, and the marks with the index of the row after them."""
-    kind = draw(formats)
+    kind = pick(formats)
     tuple_values = st.lists(values(kind), max_size=5)
     data, rows, marks = b"", [], []
     lsn = 0
-    for xid in range(draw(st.integers(0, 6))):
-        lsn += draw(st.integers(1, 2**40))
+    for xid in range(pick(st.integers(0, 6))):
+        lsn += pick(st.integers(1, 2**40))
         data += wire.begin(lsn, 1_000_000 + xid, xid)
-        for _ in range(draw(st.integers(0, 6))):
-            what = draw(st.sampled_from("IIUUDDRYTMOk"))
-            oid, new, old = draw(oids), draw(tuple_values), draw(tuple_values)
-            old_kind = draw(st.sampled_from(["K", "O"]))
+        for _ in range(pick(st.integers(0, 6))):
+            what = pick(st.sampled_from("IIUUDDRYTMOk"))
+            oid, new, old = pick(oids), pick(tuple_values), pick(tuple_values)
+            old_kind = pick(st.sampled_from(["K", "O"]))
             if what == "I":
                 data += wire.insert(oid, new)
                 rows.append(("I", lsn, oid, "", None, new))
             elif what == "U":
-                if draw(st.booleans()):
+                if pick(st.booleans()):
                     data += wire.update(oid, new, old_kind, old)
                     rows.append(("U", lsn, oid, old_kind, old, new))
                 else:
@@ -188,7 +188,7 @@ def test_decoder_reports_each_transaction_once_with_times_however_bytes_are_spli
             chunk.commit_lsn, chunk.end_lsn, chunk.xid, chunk.committed_us, strict=True
         ):
             assert time == 1_000_000 + xid
-            assert ends.get(int(lsn), 0) == 0, "it goes on after its end"
+            assert ends.get(int(lsn), 0) == 0, "a transaction continues after its end"
             ends[int(lsn)] = int(end)
         # Only the last transaction may be open.
         assert (chunk.end_lsn[:-1] > 0).all()
@@ -206,7 +206,7 @@ def test_decoder_keepalive_sets_wal_end_and_reply_request() -> None:
     for data_part in (data, wire.keepalive(60)):
         decoder.space()[: len(data_part)] = data_part
         decoder.filled(len(data_part))
-        decoder.walk()
+        decoder.scan()
         taken = decoder.take()
     assert taken is not None
     assert (taken.wal_end, taken.reply_requested) == (70, False)
@@ -233,10 +233,10 @@ def test_decoder_returns_frame_without_change_at_its_position() -> None:
     decoder = Decoder()
     decoder.space()[: len(data)] = data
     decoder.filled(len(data))
-    frame = decoder.walk()
+    frame = decoder.scan()
     assert frame is not None
     assert (frame.kind, frame.body) == (b"N", b"notice")
-    assert decoder.walk() is None
+    assert decoder.scan() is None
     chunk = decoder.take()
     assert chunk is not None
     assert chunk.wal_end == 5
@@ -279,12 +279,12 @@ def test_decoder_keeps_rows_before_malformed_message() -> None:
     decoder.space()[: len(data)] = data
     decoder.filled(len(data))
     with pytest.raises(TransientError):
-        decoder.walk()
+        decoder.scan()
     chunk = decoder.take()
     assert chunk is not None
     assert rows_of(chunk) == [("I", 1, 1, "", None, [("t", b"abc")])]
     with pytest.raises(TransientError):
-        decoder.walk()
+        decoder.scan()
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
@@ -302,7 +302,7 @@ def outcome(data: bytes, fill: int) -> object:
     seen: list[object] = []
     try:
         for _ in range(len(data)):
-            if (frame := decoder.walk()) is None:
+            if (frame := decoder.scan()) is None:
                 break
             seen.append(frame)
     except TransientError as error:
@@ -339,7 +339,7 @@ def test_decoder_with_damaged_bytes_does_not_read_beyond_its_input(
 
 
 @pytest.mark.parametrize("recorded", RECORDED, ids=lambda path: path.stem)
-def test_decoder_walks_only_complete_frames(recorded: Path) -> None:
+def test_decoder_scans_only_complete_frames(recorded: Path) -> None:
     data = recorded.read_bytes()
     boundaries, at = [0], 0
     while at < len(data):
@@ -349,8 +349,8 @@ def test_decoder_walks_only_complete_frames(recorded: Path) -> None:
         decoder = Decoder(1 << 13)
         decoder._buffer[: len(data)] = np.frombuffer(data, np.uint8)
         decoder.filled(end)
-        assert decoder.walk() is None
-        assert decoder.walked == max(place for place in boundaries if place <= end)
+        assert decoder.scan() is None
+        assert decoder.scanned == max(place for place in boundaries if place <= end)
 
 
 @given(st.lists(st.integers(-5, 5_000), max_size=5), st.integers(0, 5), st.data())

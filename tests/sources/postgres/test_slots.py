@@ -8,20 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import TransientError, UsageError
-from penstock.sources.postgres.connect import Connection, connect
+from penstock.pgclient import Connection, connect
+from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.errors import SlotForeign
 from penstock.sources.postgres.slots import (
     Blocker,
-    _creation,
+    _create_statement,
+    blocking_transactions,
     create_slot,
     drop_slot,
     inspect_slot,
-    our_slots,
+    list_slots,
     slot_name,
     terminate_holder,
-    who_blocks,
 )
-from penstock.testing.postgres import Database, PostgresServer
 from tests.fix_postgres import installed, major
 
 NONCE = "a1b2c3"
@@ -47,7 +47,7 @@ def replication(any_database: Database) -> Iterator[Connection]:
 
 
 @given(source=st.text(), nonce=st.from_regex(r"[a-z0-9]{4,32}", fullmatch=True))
-def test_any_source_has_a_name_that_the_server_takes(source: str, nonce: str) -> None:
+def test_slot_name_of_any_source_is_valid(source: str, nonce: str) -> None:
     name = slot_name(source, nonce)
     assert len(name.encode()) <= 63
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_")
@@ -56,7 +56,7 @@ def test_any_source_has_a_name_that_the_server_takes(source: str, nonce: str) ->
 
 
 @pytest.mark.parametrize("nonce", ["", "abc", "ABCDEF", "ab_cd", "x" * 33])
-def test_a_nonce_that_could_be_part_of_a_name_is_refused(nonce: str) -> None:
+def test_slot_name_with_malformed_nonce_raises_usage_error(nonce: str) -> None:
     with pytest.raises(UsageError, match="malformed"):
         slot_name("shop", nonce)
 
@@ -74,13 +74,13 @@ def test_a_nonce_that_could_be_part_of_a_name_is_refused(nonce: str) -> None:
         (150018, False, True, "CREATE_REPLICATION_SLOT \"s\" LOGICAL pgoutput (SNAPSHOT 'export')"),
     ],
 )
-def test_the_command_is_in_the_words_of_the_version(
+def test_create_statement_depends_on_server_version(
     version: int, temporary: bool, export: bool, command: str
 ) -> None:
-    assert _creation(version, "s", temporary=temporary, export=export) == command
+    assert _create_statement(version, "s", temporary=temporary, export=export) == command
 
 
-def test_the_snapshot_holds_what_the_slot_does_not_send(
+def test_snapshot_contains_exactly_the_changes_that_slot_does_not_send(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
     any_database.sql("INSERT INTO t VALUES (1)")
@@ -104,10 +104,10 @@ def test_the_snapshot_holds_what_the_slot_does_not_send(
     assert state.safe_wal_size is None
 
 
-def test_creation_names_whom_it_waits_for(
+def test_create_slot_reports_blocking_transactions(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
-    told: list[list[Blocker]] = []
+    reported: list[list[Blocker]] = []
     with connect(any_database.url(), application_name="till") as writer:
         writer.execute("BEGIN")
         writer.execute("INSERT INTO public.t VALUES (7)")
@@ -115,7 +115,7 @@ def test_creation_names_whom_it_waits_for(
         writer.execute("SELECT 'a secret'")
 
         def waiting(blockers: list[Blocker]) -> None:
-            told.append(blockers)
+            reported.append(blockers)
             if any(blocker.waited_for for blocker in blockers):
                 writer.execute("COMMIT")
 
@@ -124,9 +124,9 @@ def test_creation_names_whom_it_waits_for(
             slot_name("shop", NONCE),
             watcher=sql,
             waiting=waiting,
-            patience_s=0.05,
+            report_interval_s=0.05,
         )
-        named = next(blocker for blockers in told for blocker in blockers if blocker.waited_for)
+        named = next(blocker for blockers in reported for blocker in blockers if blocker.waited_for)
         assert named.pid == writer.backend_pid
         assert str(named.xid) == xid
         assert named.user == "postgres"
@@ -138,11 +138,13 @@ def test_creation_names_whom_it_waits_for(
     assert sql.query("SELECT i FROM public.t") == [("7",)]
 
 
-def test_who_waits_for_nobody_is_told_nobody(replication: Connection, sql: Connection) -> None:
-    assert who_blocks(sql, replication.backend_pid) == []
+def test_blocking_transactions_of_idle_process_is_empty(
+    replication: Connection, sql: Connection
+) -> None:
+    assert blocking_transactions(sql, replication.backend_pid) == []
 
 
-def test_creation_that_is_given_up_leaves_no_slot(
+def test_create_slot_cancelled_leaves_no_slot(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
     stop = threading.Event()
@@ -150,13 +152,13 @@ def test_creation_that_is_given_up_leaves_no_slot(
     with connect(any_database.url()) as writer:
         writer.execute("BEGIN")
         writer.execute("INSERT INTO public.t VALUES (7)")
-        with pytest.raises(TransientError, match="given up"):
+        with pytest.raises(TransientError, match="was cancelled"):
             create_slot(
                 replication,
                 name,
                 watcher=sql,
                 waiting=lambda _: stop.set(),
-                patience_s=0.05,
+                report_interval_s=0.05,
                 stop=stop,
             )
         terminate_holder(sql, name)
@@ -164,9 +166,7 @@ def test_creation_that_is_given_up_leaves_no_slot(
         assert inspect_slot(sql, name) is None
 
 
-def test_a_temporary_slot_ends_with_its_connection(
-    replication: Connection, sql: Connection
-) -> None:
+def test_temporary_slot_ends_with_its_connection(replication: Connection, sql: Connection) -> None:
     created = create_slot(replication, slot_name("shop", NONCE), temporary=True)
     state = inspect_slot(sql, created.name)
     assert state is not None
@@ -176,22 +176,22 @@ def test_a_temporary_slot_ends_with_its_connection(
     assert inspect_slot(sql, created.name) is None
 
 
-def test_ours_is_dropped_once_and_no_other_is(
+def test_drop_slot_drops_own_slot_once_and_rejects_others(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
     ours = create_slot(replication, slot_name("shop", NONCE), export=False)
     assert ours.snapshot is None
     other = create_slot(replication, slot_name("shop", "feed42"), export=False)
-    assert {slot.name for slot in our_slots(sql, "shop")} == {ours.name, other.name}
-    assert our_slots(sql, "shopping") == []
-    with pytest.raises(SlotForeign, match="is not ours"):
+    assert {slot.name for slot in list_slots(sql, "shop")} == {ours.name, other.name}
+    assert list_slots(sql, "shopping") == []
+    with pytest.raises(SlotForeign, match="does not belong to this source"):
         drop_slot(sql, other.name, nonce=NONCE)
     assert drop_slot(sql, ours.name, nonce=NONCE)
     assert not drop_slot(sql, ours.name, nonce=NONCE)
-    assert [slot.name for slot in our_slots(sql)] == [other.name]
+    assert [slot.name for slot in list_slots(sql)] == [other.name]
 
 
-def test_dropping_ends_the_reader(
+def test_drop_slot_terminates_reader(
     any_database: Database, replication: Connection, sql: Connection
 ) -> None:
     created = create_slot(replication, slot_name("shop", NONCE))
@@ -219,8 +219,8 @@ def tight_server() -> Iterator[PostgresServer]:
         yield server
 
 
-def test_a_prepared_transaction_is_waited_for_and_named(tight_server: PostgresServer) -> None:
-    told: list[Blocker] = []
+def test_create_slot_reports_prepared_transaction(tight_server: PostgresServer) -> None:
+    reported: list[Blocker] = []
     with (
         connect(tight_server.url(), replication=True) as replication,
         connect(tight_server.url()) as sql,
@@ -228,7 +228,7 @@ def test_a_prepared_transaction_is_waited_for_and_named(tight_server: PostgresSe
         sql.execute("BEGIN; INSERT INTO public.t VALUES (1); PREPARE TRANSACTION 'left behind'")
 
         def waiting(blockers: list[Blocker]) -> None:
-            told.extend(blockers)
+            reported.extend(blockers)
             if any(blocker.waited_for for blocker in blockers):
                 sql.execute("COMMIT PREPARED 'left behind'")
 
@@ -238,14 +238,14 @@ def test_a_prepared_transaction_is_waited_for_and_named(tight_server: PostgresSe
             temporary=True,
             watcher=sql,
             waiting=waiting,
-            patience_s=0.05,
+            report_interval_s=0.05,
         )
-    assert [(blocker.pid, blocker.prepared) for blocker in told] == [(None, "left behind")]
-    assert "ROLLBACK PREPARED 'left behind';" in str(told[0])
+    assert [(blocker.pid, blocker.prepared) for blocker in reported] == [(None, "left behind")]
+    assert "ROLLBACK PREPARED 'left behind';" in str(reported[0])
 
 
 @pytest.mark.postgres(13)
-def test_a_slot_that_fell_too_far_behind_is_lost(tight_server: PostgresServer) -> None:
+def test_slot_beyond_wal_limit_is_lost(tight_server: PostgresServer) -> None:
     with (
         connect(tight_server.url(), replication=True) as replication,
         connect(tight_server.url()) as sql,

@@ -1,4 +1,4 @@
-"""Pieces of a first copy, when what they rest on is gone."""
+"""Splits of an initial snapshot: missing snapshots, missing tables and stops."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 from psycopg import conninfo
 
-from penstock.demo.process import await_claim
 from penstock.errors import DefiniteError, TransientError
+from penstock.servers.postgres import Database
+from penstock.servers.process import wait_until
 from penstock.sources.postgres.snapshot import SnapshotSplit
-from penstock.testing.postgres import Database
 
 SCHEMA = pa.schema([("i", pa.int32())])
 
@@ -24,23 +24,23 @@ def split(database: Database, snapshot: str, rows: str = "missing") -> SnapshotS
 
 
 @pytest.mark.parametrize("which", ["database", "database18"])
-def test_a_snapshot_that_is_gone_says_nothing_of_the_table(
+def test_split_of_missing_snapshot_raises_transient_error(
     which: str, request: pytest.FixtureRequest
 ) -> None:
     database: Database = request.getfixturevalue(which)
-    [(gone,)] = database.sql("SELECT pg_export_snapshot()")
-    with pytest.raises(TransientError, match=r'copy of table "public\.missing" is gone'):
-        list(split(database, gone).read())
+    [(snapshot,)] = database.sql("SELECT pg_export_snapshot()")
+    with pytest.raises(TransientError, match=r'copy of table "public\.missing" does not exist'):
+        list(split(database, snapshot).read())
 
 
-def test_what_is_wrong_with_the_table_itself_stays_definite(database: Database) -> None:
+def test_split_of_missing_table_raises_definite_error(database: Database) -> None:
     with psycopg.connect(database.url()) as exporter:
         [(snapshot,)] = exporter.execute("SELECT pg_export_snapshot()").fetchall()
         with pytest.raises(DefiniteError, match="does not exist"):
             list(split(database, snapshot).read())
 
 
-def test_copy_that_waits_for_the_server_ends_when_the_process_stops(database: Database) -> None:
+def test_split_that_waits_for_the_server_ends_when_stopped(database: Database) -> None:
     stop = threading.Event()
 
     def is_sleeping() -> bool:
@@ -55,7 +55,7 @@ def test_copy_that_waits_for_the_server_ends_when_the_process_stops(database: Da
         [(snapshot,)] = exporter.execute("SELECT pg_export_snapshot()").fetchall()
         sleeping = split(database, snapshot, "(SELECT pg_sleep(600))")
         copy = pool.submit(lambda: list(sleeping.read(stop)))
-        await_claim(is_sleeping, "the server to copy")
+        wait_until(is_sleeping, "the server to copy")
         stop.set()
         with pytest.raises(TransientError, match="stopped while waiting for"):
             copy.result()

@@ -1,4 +1,4 @@
-"""The tables of a source, without a server: when they are seen, failed or resynced."""
+"""Tables of a source without a server: visibility, errors and requests for a resync."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -6,96 +6,94 @@ from typing import Any, cast
 import pytest
 
 from penstock.errors import DefiniteError, UsageError
-from penstock.sources.postgres.followed import Followed
-from penstock.sources.postgres.reading import Phase, Reading
+from penstock.sources.postgres.drift_repair import DriftRepair
+from penstock.sources.postgres.table_set import TableSet
+from penstock.sources.postgres.table_state import TableState
+from penstock.sources.postgres.tick_reader import TickReader
 
 BOUND = 50
 
 
-class Recorder:
-    """A reading that records which tables are failed and revealed."""
-
-    def __init__(self, **broken: DefiniteError) -> None:
-        self.broken = {int(oid[1:]): error for oid, error in broken.items()}
-        self.failed: list[tuple[int, DefiniteError]] = []
-        self.revealed: list[int] = []
-
-    def fail(self, entry: Any, error: DefiniteError) -> None:
-        self.failed.append((entry.table.oid, error))
-        entry.has_collection = False
-
-    def reveal(self, entry: Any) -> None:
-        self.revealed.append(entry.table.oid)
-
-
-def tracked(oid: int, phase: Phase, **changed: Any) -> SimpleNamespace:
-    known = {"seen": False, "has_collection": True, "failure": None, "snapshot_lsn": BOUND}
+def tracked(oid: int, state: TableState, **changed: Any) -> SimpleNamespace:
+    known = {"error": None, "snapshot_lsn": BOUND}
     table = SimpleNamespace(oid=oid, name=f"public.t{oid}")
-    return SimpleNamespace(table=table, phase=phase, **(known | changed))
+    return SimpleNamespace(table=table, state=state, **(known | changed))
 
 
-def table_set(*tables: SimpleNamespace) -> Followed:
-    made = Followed.__new__(Followed)
-    made.name, made._asked = "shop", None
-    made.tables = {each.table.oid: cast("Any", each) for each in tables}
-    return made
+def table_set(*tables: SimpleNamespace) -> TableSet:
+    """Return a table set without a server."""
+    created = TableSet.__new__(TableSet)
+    created.name, created.resync_request = "shop", None
+    created.tables = {entry.table.oid: cast("Any", entry) for entry in tables}
+    return created
 
 
-def reveal(tables: Followed, recorder: Recorder) -> None:
-    tables.reveal(cast("Reading", recorder), BOUND)
+class RecordingReader(TickReader):
+    """Reader of a tick that records which tables fail and become visible."""
+
+    def __init__(self, tables: TableSet, **errors: DefiniteError) -> None:
+        super().__init__(cast("Any", None), tables, relations={}, order=0)
+        self.errors = {int(oid[1:]): error for oid, error in errors.items()}
+        self.failed: list[tuple[int, DefiniteError]] = []
+        self.visible: list[int] = []
+
+    def _fail(self, entry: Any, error: DefiniteError) -> None:
+        self.failed.append((entry.table.oid, error))
+        entry.state = TableState.UNTRACKABLE
+
+    def _make_visible(self, entry: Any) -> None:
+        self.visible.append(entry.table.oid)
 
 
-def test_reveal_of_a_broken_table_that_is_not_seen_fails_it_with_its_error() -> None:
-    error = DefiniteError("as asked")
-    recorder = Recorder(t1=error, t2=DefiniteError("seen already"))
-    reveal(
-        table_set(
-            tracked(1, Phase.LOADING),
-            tracked(2, Phase.LIVE, seen=True),
-            tracked(3, Phase.LOADED),
-        ),
-        recorder,
+def test_hidden_table_with_an_error_fails_and_does_not_delay_others() -> None:
+    error = DefiniteError("as requested")
+    tables = table_set(
+        tracked(1, TableState.LOADING),
+        tracked(2, TableState.LIVE),
+        tracked(3, TableState.LOADED),
     )
-    assert recorder.failed == [(1, error)]
-    assert [*recorder.broken] == [2]
-    assert recorder.revealed == [3]  # Not delayed by the broken table.
+    reader = RecordingReader(tables, t1=error, t2=DefiniteError("visible already"))
+    reader.make_tables_visible(BOUND)
+    assert reader.failed == [(1, error)]
+    assert [*reader.errors] == [2]
+    assert reader.visible == [3]
 
 
 @pytest.mark.parametrize(
-    ("phase", "snapshot_lsn", "revealed"),
+    ("state", "snapshot_lsn", "visible"),
     [
-        (Phase.LOADING, 0, []),
-        (Phase.LOADED, BOUND + 1, []),
-        (Phase.LOADED, BOUND, [1, 2]),
-        (Phase.ERRORED, BOUND + 1, [1, 2]),
+        (TableState.LOADING, 0, []),
+        (TableState.LOADING_REJECTED, 0, []),
+        (TableState.LOADED, BOUND + 1, []),
+        (TableState.LOADED, BOUND, [1, 2]),
+        (TableState.LOADED_REJECTED, BOUND, [1, 2]),
+        (TableState.ERRORED_HIDDEN, BOUND + 1, [1, 2]),
     ],
 )
-def test_tables_are_revealed_together_once_all_are_loaded_below_the_bound(
-    phase: Phase, snapshot_lsn: int, revealed: list[int]
+def test_tables_become_visible_together_once_all_are_loaded_below_the_bound(
+    state: TableState, snapshot_lsn: int, visible: list[int]
 ) -> None:
-    recorder = Recorder()
-    reveal(
-        table_set(
-            tracked(1, Phase.LOADED),
-            tracked(2, phase, snapshot_lsn=snapshot_lsn),
-            tracked(3, Phase.LIVE, seen=True, snapshot_lsn=BOUND + 1),
-            tracked(4, Phase.LOADING, has_collection=False),
-        ),
-        recorder,
+    tables = table_set(
+        tracked(1, TableState.LOADED),
+        tracked(2, state, snapshot_lsn=snapshot_lsn),
+        tracked(3, TableState.LIVE, snapshot_lsn=BOUND + 1),
+        tracked(4, TableState.UNTRACKABLE),
     )
-    assert recorder.revealed == revealed
-    assert recorder.failed == []
+    reader = RecordingReader(tables)
+    reader.make_tables_visible(BOUND)
+    assert reader.visible == visible
+    assert reader.failed == []
 
 
 FAILURE = DefiniteError("cannot be tracked")
 
 
-def errored() -> Followed:
+def errored() -> TableSet:
     """Table 1 cannot be tracked, table 2 is errored, table 3 is live."""
     return table_set(
-        tracked(1, Phase.ERRORED, failure=FAILURE, has_collection=False),
-        tracked(2, Phase.ERRORED),
-        tracked(3, Phase.LIVE),
+        tracked(1, TableState.UNTRACKABLE, error=FAILURE),
+        tracked(2, TableState.ERRORED),
+        tracked(3, TableState.LIVE),
     )
 
 
@@ -107,26 +105,26 @@ def test_resync_request_checks_the_errored_tables_that_it_names(
     requested: list[str], checked: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found: list[int] = []
-    monkeypatch.setattr(Followed, "_take_up", lambda _, each: found.append(each.table.oid))
+    monkeypatch.setattr(TableSet, "_reattach", lambda _, each: found.append(each.table.oid))
     tables = errored()
-    tables.ask_for_resync(requested)
+    tables.request_resync(requested)
     assert found == checked
-    assert tables._asked == set(requested)
+    assert tables.resync_request == set(requested)
 
 
 def test_resync_request_of_a_table_that_cannot_be_tracked_raises_its_failure() -> None:
     tables = errored()
     with pytest.raises(DefiniteError) as caught:
-        tables.ask_for_resync(["public.t1"])
+        tables.request_resync(["public.t1"])
     assert caught.value is FAILURE
-    assert tables._asked is None
+    assert tables.resync_request is None
 
 
 def test_resync_request_of_a_table_that_is_not_tracked_raises_usage_error() -> None:
     tables = errored()
     with pytest.raises(UsageError, match=r'source "shop" does not follow a table "public\.t9"'):
-        tables.ask_for_resync(["public.t3", "public.t9"])
-    assert tables._asked is None
+        tables.request_resync(["public.t3", "public.t9"])
+    assert tables.resync_request is None
 
 
 def test_resync_request_of_a_table_that_stays_in_error_raises_only_if_named(
@@ -135,57 +133,58 @@ def test_resync_request_of_a_table_that_stays_in_error_raises_only_if_named(
     def refuse(*_: Any) -> None:
         raise DefiniteError("still so")
 
-    monkeypatch.setattr(Followed, "_take_up", refuse)
+    monkeypatch.setattr(TableSet, "_reattach", refuse)
     tables = errored()
     with pytest.raises(DefiniteError, match="still so"):
-        tables.ask_for_resync(["public.t2"])
-    assert tables._asked is None
+        tables.request_resync(["public.t2"])
+    assert tables.resync_request is None
     caplog.set_level("WARNING", "penstock")
-    tables.ask_for_resync([])
-    assert tables._asked == set()
+    tables.request_resync([])
+    assert tables.resync_request == set()
     assert "table stays in error" in caplog.messages
 
 
-class Catalog:
-    """Answers in place of the server, and records the drift actions that are carried out."""
+class RecordingRepair(DriftRepair):
+    """Repair that records the drift actions it applies."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, publication: object) -> None:
-        self.fingerprint = SimpleNamespace(publication=publication)
+    def __init__(self, tables: TableSet) -> None:
+        self._table_set = tables
         self.compared: list[tuple[Any, ...]] = []
-        self.done: list[tuple[Any, ...]] = []
-        monkeypatch.setattr(Followed, "_look", lambda _: self.fingerprint)
-        monkeypatch.setattr(Followed, "_wanted", self._actions)
-        monkeypatch.setattr(Followed, "_obey", lambda _, *given: self.done.append(given))
+        self.applied: list[Any] = []
 
-    def _actions(self, *given: Any) -> list[str]:
-        self.compared.append(given[-3:])
+    def _due_actions(self, before: Any, after: Any) -> list[Any]:
+        self.compared.append((before, after))
         return ["mark t1 errored", "mark t2 errored"]
 
+    def _apply(self, action: Any) -> None:
+        self.applied.append(action)
 
-def test_dropped_publication_carries_out_the_actions_for_all_tables(
+
+def test_dropped_publication_applies_the_actions_for_all_tables(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    catalog = Catalog(monkeypatch, publication=None)
-    tables = table_set(tracked(1, Phase.LIVE), tracked(2, Phase.LIVE))
-    before: Any = SimpleNamespace(publication="all")
-    tick, reading = cast("Any", "tick"), cast("Any", "reading")
-    tables.fingerprint, tables._asked = before, {"public.t1"}
-    assert tables.give_up_without_publication(tick, reading) is True
-    assert catalog.compared == [(before, catalog.fingerprint, reading)]
-    assert catalog.done == [(tick, reading, f"mark t{oid} errored") for oid in (1, 2)]
-    assert tables.fingerprint is cast("Any", catalog.fingerprint)
-    assert tables._asked is None
+    before, after = SimpleNamespace(publication="all"), SimpleNamespace(publication=None)
+    monkeypatch.setattr(TableSet, "inspect", lambda _: after)
+    tables = table_set(tracked(1, TableState.LIVE), tracked(2, TableState.LIVE))
+    tables.fingerprint, tables.resync_request = cast("Any", before), {"public.t1"}
+    repair = RecordingRepair(tables)
+    assert repair.mark_errored_without_publication() is True
+    assert repair.compared == [(before, after)]
+    assert repair.applied == ["mark t1 errored", "mark t2 errored"]
+    assert tables.fingerprint is cast("Any", after)
+    assert tables.resync_request is None
 
 
 @pytest.mark.parametrize(("known", "publication"), [(False, None), (True, "all"), (False, "all")])
 def test_publication_that_exists_or_was_never_seen_changes_no_table(
     monkeypatch: pytest.MonkeyPatch, known: bool, publication: object
 ) -> None:
-    catalog = Catalog(monkeypatch, publication)
-    tables = table_set(tracked(1, Phase.LIVE))
+    monkeypatch.setattr(TableSet, "inspect", lambda _: SimpleNamespace(publication=publication))
+    tables = table_set(tracked(1, TableState.LIVE))
     before: Any = SimpleNamespace(publication="all") if known else None
-    tables.fingerprint, tables._asked = before, {"public.t1"}
-    assert not tables.give_up_without_publication(cast("Any", "tick"), cast("Any", "reading"))
-    assert catalog.done == []
+    tables.fingerprint, tables.resync_request = before, {"public.t1"}
+    repair = RecordingRepair(tables)
+    assert not repair.mark_errored_without_publication()
+    assert repair.applied == []
     assert tables.fingerprint is before
-    assert tables._asked == {"public.t1"}
+    assert tables.resync_request == {"public.t1"}

@@ -1,23 +1,20 @@
-"""Connection whose waits end if the server hangs.
+"""Connection of psycopg whose waits end if the server hangs.
 
-After each answer deadline without a byte, a second connection inspects the backend of the first
-one (`silence_reason`). If the backend is busy, the wait continues. Otherwise the socket is shut
-down, and libpq reports a lost connection.
+If a `SilenceWatch` ends a wait, the socket is shut down, and libpq reports a lost connection.
 """
 
-import contextlib
-import os
-import socket
+import functools
 import threading
 from collections.abc import Generator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import psycopg
+from psycopg import pq
 from psycopg.abc import PQGen
+from psycopg.rows import tuple_row
 
-from penstock.clock import SYSTEM_CLOCK
-from penstock.deadlines import STOP_GRACE_S, answer_timeout_s
-from penstock.sources.postgres.connect import silence_reason
+from penstock.errors import TransientError
+from penstock.pgclient import SilenceWatch, inspect_backend, open_pgconn, shut_down
 
 __all__ = ["WatchedConnection"]
 
@@ -25,67 +22,65 @@ _Result = TypeVar("_Result")
 
 
 class WatchedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """Connection that is closed if its server is silent. Call `watch` after it is open."""
+    """Connection in autocommit mode that is closed if its server is silent."""
 
-    silence = ""
-    """Reason why the connection was closed, or empty."""
+    silence: TransientError | None = None
+    """Error that explains why the connection was closed."""
 
-    _parameters: Mapping[str, str] | None = None
-    _cancelled = threading.Event()
-    _backend_pid = 0
+    def __init__(
+        self, pgconn: pq.abc.PGconn, where: str, cancelled: threading.Event | None = None
+    ) -> None:
+        super().__init__(pgconn, tuple_row)
+        self._watch = SilenceWatch(where, None, cancelled)
 
-    def watch(self, parameters: Mapping[str, str], cancelled: threading.Event) -> None:
-        """Watch all waits from now on; `parameters` open the second connection.
+    @classmethod
+    def open(cls, parameters: Mapping[str, str], where: str, cancelled: threading.Event) -> Self:
+        """Connect with `parameters`. After `cancelled` is set, a wait ends within the grace.
 
-        After `cancelled` is set, a wait ends within the grace.
+        Raises:
+            TransientError: the connection failed; `sqlstate` is the code of the server, if any.
+            psycopg.Error: the connection was lost.
         """
-        # SUBTLE: not the pid of libpq, which a connection pooler invents.
-        rows = self.execute("SELECT pg_catalog.pg_backend_pid()").fetchall()
-        self._backend_pid = int(rows[0][0])
-        self._cancelled = cancelled
+        pgconn, attempt = open_pgconn(parameters, cancelled)
+        pgconn.nonblocking = 1
+        connection = cls(pgconn, where, cancelled)
+        connection.autocommit = True
+        connection.prepare_threshold = None
+        connection.cursor_factory = psycopg.RawCursor
+        try:
+            # SUBTLE: not the pid of libpq, which a connection pooler invents.
+            [(backend_pid,)] = connection.execute("SELECT pg_catalog.pg_backend_pid()").fetchall()
+        except BaseException:
+            connection.close()
+            raise
         # With another name, because sessions of streams are found by their name and terminated.
-        self._parameters = {**parameters, "application_name": "penstock"}
+        second = {**attempt, "application_name": "penstock"}
+        inspect = functools.partial(inspect_backend, pgconn, second, int(backend_pid), cancelled)
+        connection._watch = SilenceWatch(where, inspect, cancelled)
+        return connection
 
     def wait(self, gen: PQGen[_Result], *arguments: Any, **options: Any) -> _Result:
         """Wait as psycopg does, but with a time limit."""
         return super().wait(self._watched(gen), *arguments, **options)
 
     def _watched(self, gen: PQGen[_Result]) -> Generator[Any, Any, _Result]:
-        received_ms = SYSTEM_CLOCK.boot_ms()
-        cancelled_ms: int | None = None
+        self._watch.received()
         try:
             waits_for = next(gen)
             while True:
                 ready = yield waits_for
-                now_ms = SYSTEM_CLOCK.boot_ms()
                 if ready:
-                    received_ms = now_ms
-                elif self._cancelled.is_set():
-                    cancelled_ms = cancelled_ms or now_ms
-                    if now_ms - max(received_ms, cancelled_ms) >= STOP_GRACE_S * 1_000:
-                        self._shut_down()
-                elif now_ms - received_ms >= answer_timeout_s() * 1_000:
-                    self._check_server()
-                    received_ms = SYSTEM_CLOCK.boot_ms()
+                    self._watch.received()
+                else:
+                    self._check()
                 waits_for = gen.send(ready)
         except StopIteration as end:
             result: _Result = end.value
             return result
 
-    def _check_server(self) -> None:
-        silent = f"Nothing was received for {answer_timeout_s():g} s"
-        if self._parameters is None:
-            self.silence = f"{silent}."
-        elif reason := silence_reason(
-            self.pgconn, self._parameters, self._backend_pid, self._cancelled
-        ):
-            self.silence = f"{silent}, and {reason}."
-        if self.silence:
-            self._shut_down()
-
-    def _shut_down(self) -> None:
-        with (
-            contextlib.suppress(OSError),
-            socket.socket(fileno=os.dup(self.pgconn.socket)) as end,
-        ):
-            end.shutdown(socket.SHUT_RDWR)
+    def _check(self) -> None:
+        try:
+            self._watch.check()
+        except TransientError as error:
+            self.silence = error
+            shut_down(self.pgconn)

@@ -30,6 +30,7 @@ from typing import Any, Final
 
 import xxhash
 
+from penstock.pgclient import quote_literal
 from penstock.sdk.bindings import Field, FieldKind
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Alteration, Column, Dialect, Fit, Table
@@ -38,7 +39,6 @@ __all__ = [
     "ANNOTATION",
     "EndpointType",
     "PostgresDialect",
-    "literal",
     "shortened",
     "timestamp_text",
 ]
@@ -152,13 +152,13 @@ class PostgresDialect(Dialect):
             case FieldKind.BOOLEAN, bool():
                 return "true" if value else "false"
             case FieldKind.INTEGER, int():
-                return literal(str(value))
+                return quote_literal(str(value))
             case FieldKind.NUMBER, int() | float():
-                return literal(repr(value)) if math.isfinite(value) else None
+                return quote_literal(repr(value)) if math.isfinite(value) else None
             case FieldKind.BYTES, str():
-                return literal("\\x" + base64.b64decode(value).hex())
+                return quote_literal("\\x" + base64.b64decode(value).hex())
             case FieldKind.STRING, str() if "\0" not in value:
-                return literal(value)
+                return quote_literal(value)
             case _:
                 return None
 
@@ -209,11 +209,6 @@ def shortened(name: str) -> str:
         return name
     tail = f"_{_hash(name)}"
     return name.encode()[: NAME_BYTES - len(tail)].decode(errors="ignore") + tail
-
-
-def literal(text: str) -> str:
-    """Return a string literal, for `standard_conforming_strings = on`."""
-    return "'" + text.replace("'", "''") + "'"
 
 
 def timestamp_text(column: str) -> str:

@@ -10,7 +10,8 @@ import json
 from collections.abc import Sequence
 from typing import Any, Final
 
-from penstock.connectors.postgres.dialect import PostgresDialect, literal, timestamp_text
+from penstock.connectors.postgres.dialect import PostgresDialect, timestamp_text
+from penstock.pgclient import quote_literal
 from penstock.sdk.bindings import Binding, Field, FieldKind
 from penstock.sdk.sql.document_columns import Node, document_tree
 
@@ -45,7 +46,7 @@ def _members(dialect: PostgresDialect, node: Node) -> str:
         if selected is not None and "null" in selected.inference.types:
             values.append("'null'")
         value = values[0] if len(values) == 1 else f"COALESCE({', '.join(values)})"
-        parts.append(f"{literal(json.dumps(name, ensure_ascii=False) + ':')} || {value}")
+        parts.append(f"{quote_literal(json.dumps(name, ensure_ascii=False) + ':')} || {value}")
     return _joined(parts)
 
 

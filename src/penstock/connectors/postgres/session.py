@@ -15,15 +15,21 @@ from typing import Any, Final
 
 import psycopg
 import pyarrow as pa
-from psycopg import conninfo
 
 from penstock.connectors.postgres.connection import WatchedConnection
-from penstock.connectors.postgres.dialect import EndpointType, literal
+from penstock.connectors.postgres.dialect import EndpointType
 from penstock.deadlines import answer_timeout_s
-from penstock.errors import InternalError, PenstockError, SourceError, TransientError
+from penstock.errors import InternalError, PenstockError, TransientError, UsageError
+from penstock.pgclient import (
+    SECRETS,
+    VALUE_SETTINGS,
+    parse_conninfo,
+    redact,
+    set_statement,
+    to_sentence,
+)
 from penstock.sdk.errors import Refused
 from penstock.sdk.sql.dialect import Column, Table
-from penstock.sources.postgres.connect import connect
 
 __all__ = ["PostgresSession", "Server", "translate_error"]
 
@@ -36,18 +42,10 @@ CANCELS: Final = 5
 CANCEL_AGAIN_S: Final = 0.05
 
 SETTINGS: Final[Mapping[str, str]] = {
-    "DateStyle": "ISO, YMD",
-    "IntervalStyle": "postgres",
-    "TimeZone": "UTC",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "lc_monetary": "C",
+    **VALUE_SETTINGS,
     "xmloption": "content",
-    "standard_conforming_strings": "on",
     "search_path": "pg_catalog",
     "synchronous_commit": "on",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
     # All rows of a cursor are fetched, so the plan must be optimal for all.
     "cursor_tuple_fraction": "1",
     # A client whose host has failed must not hold locks.
@@ -56,12 +54,6 @@ SETTINGS: Final[Mapping[str, str]] = {
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
 }
-NEWER_SETTINGS: Final[Mapping[str, tuple[int, str]]] = {
-    "idle_session_timeout": (14_00_00, "0"),
-    "transaction_timeout": (17_00_00, "0"),
-}
-"""Settings with the first version that has them."""
-
 PARAMETERS: Final[Mapping[str, str]] = {
     "keepalives_idle": "30",
     "keepalives_interval": "10",
@@ -70,9 +62,6 @@ PARAMETERS: Final[Mapping[str, str]] = {
 }
 """Default parameters of libpq."""
 
-_SECRETS: Final = frozenset(
-    {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
-)
 _REFUSALS: Final = frozenset({"0A", "22", "23", "2B", "3F", "42", "54", "55"})
 """SQLSTATE classes of permanent errors. All others are transient."""
 
@@ -91,28 +80,28 @@ class Server:
         Raises:
             Refused: libpq cannot parse them. The message omits them, because of the password.
         """
-        parsed: dict[str, Any] | None = None
-        with suppress(psycopg.Error):
-            parsed = conninfo.conninfo_to_dict(url or conninfo.make_conninfo("", **others))
-        if parsed is None or any("@" in str(parsed.get(name, "")) for name in ("host", "port")):
+        try:
+            return cls(parse_conninfo(url or others))
+        except UsageError as error:
             raise Refused(
                 f"{'url' if url else 'parameters'} of the postgres endpoint cannot be parsed",
-                hint="Write postgresql://user:password@host:5432/database; in a password, "
-                "write @ as %40, : as %3A, / as %2F, % as %25.",
-            )
-        return cls({name: str(value) for name, value in parsed.items() if value is not None})
+                hint=error.hint,
+            ) from error
 
     def __str__(self) -> str:
         host = self.parameters.get("host", "") or self.parameters.get("hostaddr", "")
         port = self.parameters.get("port", "5432")
         return f'postgres database "{self.parameters.get("dbname", "")}" at {host}:{port}'
 
+    @property
+    def has_several_hosts(self) -> bool:
+        """Return whether there are several hosts, which may reject a login for several reasons."""
+        hosts = (self.parameters.get(name, "") for name in ("host", "hostaddr", "port"))
+        return any("," in value for value in hosts)
+
     def redacted(self, text: str) -> str:
         """Return a text without the secrets of the parameters."""
-        secrets = (self.parameters.get(name, "") for name in _SECRETS)
-        for secret in sorted(filter(None, secrets), key=len, reverse=True):
-            text = text.replace(secret, "********")
-        return text
+        return redact(text, (self.parameters.get(name, "") for name in SECRETS))
 
 
 class PostgresSession:
@@ -145,42 +134,30 @@ class PostgresSession:
             raise
 
     def _connect(self, name: str) -> WatchedConnection:
-        parameters: dict[str, Any] = {
+        parameters = {
             **PARAMETERS,
             "connect_timeout": str(math.ceil(answer_timeout_s())),
             **self.server.parameters,
             "application_name": name,
             "client_encoding": "UTF8",
         }
-        text = code = ""
         try:
-            connection = WatchedConnection.connect(
-                "",
-                autocommit=True,
-                prepare_threshold=None,
-                cursor_factory=psycopg.RawCursor,
-                **parameters,
-            )
-            try:
-                connection.watch(parameters, self._cancelled)
-            except BaseException:
-                connection.close()
-                raise
-            return connection
+            return WatchedConnection.open(parameters, str(self.server), self._cancelled)
+        except TransientError as error:
+            code = error.sqlstate
+            if code[:2] in _LOGIN_REJECTIONS and not self.server.has_several_hosts:
+                raise Refused(
+                    f"{self.server} rejected the login",
+                    detail=f"{error.detail} The SQLSTATE is {code}.",
+                    hint=_LOGIN_REJECTIONS[code[:2]],
+                ) from error
+            raise
         except psycopg.Error as error:
-            # Not chained, because the text of libpq is not redacted.
-            text = self.server.redacted(" ".join(str(error).split()))
-            if not isinstance(error, psycopg.errors.ConnectionTimeout):
-                code = _login_sqlstate(parameters)
-        if code[:2] in _LOGIN_REJECTIONS:
-            raise Refused(
-                f"{self.server} rejected the login",
-                detail=f"{text}. The SQLSTATE is {code}.",
-                hint=_LOGIN_REJECTIONS[code[:2]],
-            )
+            text = self.server.redacted(str(error))
+        # Not chained, because the text of libpq is not redacted.
         raise TransientError(
             f"could not connect to {self.server}",
-            detail=f"{text}.",
+            detail=to_sentence(text),
             hint="Check that the server runs, is reachable, and accepts this role.",
         )
 
@@ -192,16 +169,10 @@ class PostgresSession:
                 hint="Use Postgres 12 or newer.",
             )
         settings = dict(SETTINGS)
-        for name, (since, value) in NEWER_SETTINGS.items():
-            if version >= since:
-                settings[name] = value
         if not self._touch:
             settings["default_transaction_read_only"] = "on"
         with self.translate_errors("change settings"):
-            statements = "; ".join(
-                f"SET {name} = {literal(value)}" for name, value in settings.items()
-            )
-            self.connection.execute(statements.encode())
+            self.connection.execute(set_statement(settings, version).encode())
         with suppress(psycopg.Error):
             # From version 14, and not on every system: a statement ends with its client.
             self.connection.execute("SET client_connection_check_interval = '5s'")
@@ -335,12 +306,8 @@ class PostgresSession:
         """Return the error of Penstock for an error of the server or of libpq."""
         if self._cancelled.is_set():
             return TransientError(f"transaction in {self.server} was cancelled")
-        if silence := self.connection.silence:
-            return TransientError(
-                f"{self.server} does not answer",
-                detail=silence,
-                hint="Check the server and the network. Running tasks retry.",
-            )
+        if self.connection.silence is not None:
+            return self.connection.silence
         return translate_error(error, message, self.server)
 
     @property
@@ -371,20 +338,6 @@ _LOGIN_REJECTIONS: Final[Mapping[str, str]] = {
 """Hints by SQLSTATE class: invalid authorization, and missing database."""
 
 
-def _login_sqlstate(parameters: Mapping[str, Any]) -> str:
-    """Return the SQLSTATE of a rejected login; empty if it is not known.
-
-    psycopg does not report it. With several hosts, there may be several.
-    """
-    if any("," in str(parameters.get(name, "")) for name in ("host", "hostaddr", "port")):
-        return ""
-    try:
-        connect({name: str(value) for name, value in parameters.items()}, coded=True).close()
-    except SourceError as error:
-        return error.sqlstate
-    return ""
-
-
 def translate_error(error: psycopg.Error, message: str, server: Server) -> PenstockError:
     """Return `Refused` for a permanent error of server or libpq, else `TransientError`."""
     code = error.sqlstate or ""
@@ -394,12 +347,12 @@ def translate_error(error: psycopg.Error, message: str, server: Server) -> Penst
     column = error.diag.column_name or (match[1].strip('"') if match else "")
     parts = [
         f'The column is "{column}".' if column else "",
-        _sentence(error.diag.message_detail or ""),
+        to_sentence(error.diag.message_detail or ""),
         f"The SQLSTATE is {code}." if code else "",
     ]
     detail = server.redacted(" ".join(part for part in parts if part))
     kind = Refused if code[:2] in _REFUSALS and code != "55P03" else TransientError
-    return kind(text, detail=detail, hint=_HINTS.get(code, "") or _sentence(_hint(error)))
+    return kind(text, detail=detail, hint=_HINTS.get(code, "") or to_sentence(_hint(error)))
 
 
 _HINTS: Final[Mapping[str, str]] = {
@@ -414,11 +367,6 @@ _HINTS: Final[Mapping[str, str]] = {
 
 def _hint(error: psycopg.Error) -> str:
     return error.diag.message_hint or ""
-
-
-def _sentence(text: str) -> str:
-    text = " ".join(text.split())
-    return f"{text.rstrip('.')}." if text else ""
 
 
 def _numbered(statement: str, parameters: Sequence[Any]) -> str:

@@ -28,7 +28,7 @@ def check_fits(given: pa.Schema, columns: pa.Schema, *, collection: str) -> None
         raise UsageError(
             f'rows do not have the columns of collection "{collection}"',
             detail=f"They have {', '.join(brought)}; it has {', '.join(columns.names)}.",
-            hint="Give exactly these, in any order; let the collection grow with alter first.",
+            hint="Give exactly these, in any order, or first evolve the collection with alter.",
         )
     for field in stored_schema(columns):
         at = given.get_field_index(field.name)

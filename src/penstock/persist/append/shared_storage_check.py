@@ -60,5 +60,5 @@ def check_shared_storage(url: str, marker: str) -> None:
         f'location "{url}" is not shared between the driver and host "{socket.gethostname()}"',
         detail=detail,
         hint="Put it on storage that all executors share, or use s3://. If it is shared, another "
-        "writer has taken over meanwhile; write again.",
+        "writer has taken over; write again.",
     )

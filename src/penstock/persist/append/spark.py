@@ -56,8 +56,8 @@ def written_by(frame: DataFrame, share: Share) -> list[Written]:
             names=["batch", "error"],
         )
 
-    told = collected(frame.mapInArrow(write, "batch binary, error binary"))
-    return [Written(bytes(row["batch"]), bytes(row["error"])) for row in told]
+    results = collected(frame.mapInArrow(write, "batch binary, error binary"))
+    return [Written(bytes(row["batch"]), bytes(row["error"])) for row in results]
 
 
 def collected(frame: DataFrame) -> list[Row]:
@@ -74,9 +74,9 @@ def collected(frame: DataFrame) -> list[Row]:
     rows = frame.withColumn(_END, F.lit(False)).unionByName(end).collect()
     if not rows or not rows[-1][_END]:
         raise TransientError(
-            "Spark broke off while it told what its tasks did",
-            detail=f"Of what they told, {len(rows)} rows arrived.",
-            hint="Try again: nothing was changed. Spark's log tells more.",
+            "Spark ended before all results of its tasks arrived",
+            detail=f"{len(rows)} rows arrived.",
+            hint="Try again: nothing was changed. See Spark's log for details.",
         )
     return rows[:-1]
 

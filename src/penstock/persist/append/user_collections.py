@@ -104,7 +104,7 @@ def own_collection(
         has = ", ".join(found.schemas[-1].key) or "none"
         raise UsageError(
             f'collection "{name}" of location "{client.url}" has another key',
-            detail=f"Its key is {has}; asked for was {', '.join(key)}.",
+            detail=f"Its key is {has}; the requested key is {', '.join(key)}.",
             hint="Leave the key out, or write to a new collection.",
         )
     if found.upper == END:
@@ -140,7 +140,7 @@ def _check_columns(name: str, given: pa.Schema, key: Sequence[str]) -> None:
     if TIME in given.names:
         raise UsageError(
             f'rows for collection "{name}" bring a column "{TIME}"',
-            detail="What is appended gets the collection's next time.",
+            detail="Appended rows get the collection's next time.",
             hint="Leave the column out.",
         )
     if not set(given.names) - {DIFF}:

@@ -33,10 +33,10 @@ __all__ = [
     "BigMerges",
     "LazyBigMerges",
     "Merger",
+    "batches_below_since",
     "distinct",
     "merge_since",
     "mergeable",
-    "settled",
     "summed",
 ]
 
@@ -68,7 +68,7 @@ def merge_since(collection: CollectionState) -> int:
     return min(collection.since, max(collection.upper - 1, 0))
 
 
-def settled(collection: CollectionState, batches: Batches) -> list[Batch]:
+def batches_below_since(collection: CollectionState, batches: Batches) -> list[Batch]:
     """Return the mergeable batches that lie completely at or below since.
 
     Merged, they are one state. The list is empty before since first advances.
@@ -222,7 +222,7 @@ class Merger:
         The base is rewritten when the batches next to it reach a quarter of its rows. Each
         update is then rewritten about five times in total.
         """
-        ready = settled(collection, self.batches)
+        ready = batches_below_since(collection, self.batches)
         base = max(ready, key=lambda batch: batch.rows, default=None)
         if base is None or base.memory < FOLD_BYTES or not self.possible(collection, ready):
             return []

@@ -126,14 +126,14 @@ class SparkMerges:
             negated=len(negated),
             since=since,
         )
-        told = (
+        description = (
             f"penstock: {verb} {len(minus) + len(plus)} batches ({memory >> 20} MiB) of "
             f'"{collection.name}" in {self.url}'
         )
         with (
             marker_placed(self.url, staging) as marker,
             mapped_spark_errors(f'{verb} collection "{collection.name}" of location "{self.url}"'),
-            _described(self.spark, told),
+            _described(self.spark, description),
         ):
             starts = job.range_boundaries(-(-memory // self.part_bytes))
             return job.merged(starts, staging, self.part_bytes, marker=marker)
@@ -174,9 +174,11 @@ class _Job:
                 if failure:
                     yield _row(SAMPLED, 0, None, failure[0])
 
-        told = _told(self._by_bundle(sampled, SAMPLED))
-        samples = [from_ipc(bytes(row["rows"]), nothing.schema) for row in told]
-        return range_boundaries([nothing, *samples], [0, *(row["count"] for row in told)], ranges)
+        results = _collect_results(self._by_bundle(sampled, SAMPLED))
+        samples = [from_ipc(bytes(row["rows"]), nothing.schema) for row in results]
+        return range_boundaries(
+            [nothing, *samples], [0, *(row["count"] for row in results)], ranges
+        )
 
     def merged(
         self, starts: pa.Table, staging: str, part_bytes: int, *, marker: str
@@ -234,10 +236,10 @@ class _Job:
         # Each range is one partition, by its number; a task with several would merge them
         # in turn.
         by_range = chunks.repartitionById(starts.num_rows + 1, "range")
-        told = _told(by_range.mapInArrow(reduced, MERGED))
+        results = _collect_results(by_range.mapInArrow(reduced, MERGED))
         return [
             (msgspec.msgpack.decode(row["batch"], type=Batch), row["distinct"])
-            for row in sorted(told, key=lambda row: int(row["range"]))
+            for row in sorted(results, key=lambda row: int(row["range"]))
         ]
 
     def _by_bundle(
@@ -302,7 +304,7 @@ def _caught() -> Iterator[list[bytes]]:
         failures.append(pickle.dumps(error))
 
 
-def _told(frame: DataFrame) -> list[Row]:
+def _collect_results(frame: DataFrame) -> list[Row]:
     """Return the rows that the Spark tasks returned, or raise the first error among them."""
     rows = collected(frame)
     for row in rows:
@@ -323,14 +325,14 @@ def mapped_spark_errors(doing: str, *, secrets: Collection[str] = ()) -> Iterato
         yield
     except (PySparkException, Py4JError, OSError) as error:
         text = str(error)
-        told = any(secret in text for secret in secrets)
+        leaks = any(secret in text for secret in secrets)
         for secret in secrets:
             text = text.replace(secret, "…")
         raise TransientError(
             f"Spark could not {doing}",
             detail=_reason(text),
-            hint="Nothing was changed, and it is tried again. Spark's log tells more.",
-        ) from (None if told else error)
+            hint="Nothing was changed, and it is tried again. See Spark's log for details.",
+        ) from (None if leaks else error)
 
 
 def _reason(text: str) -> str:

@@ -123,12 +123,12 @@ class ConsolidationSql:
 
     def _identity(self, key: tuple[str, ...]) -> list[tuple[str, bool]]:
         """Return expressions that are equal exactly for equal keys, each with an integer flag."""
-        found: list[tuple[str, bool]] = []
+        columns: list[tuple[str, bool]] = []
         for field in (self.columns.field(name) for name in key):
-            found.append((quoted(field.name), pa.types.is_integer(field.type)))
+            columns.append((quoted(field.name), pa.types.is_integer(field.type)))
             if mark := _mark(field):
-                found.append((mark, False))
-        return found
+                columns.append((mark, False))
+        return columns
 
 
 def _mark(field: pa.Field) -> str:

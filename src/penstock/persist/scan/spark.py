@@ -111,30 +111,32 @@ class Scanner:
 
     def contents(self, scan: SnapshotScan) -> DataFrame:
         """Return the rows of the collection as of the scan's time, repeated by multiplicity."""
-        summing = ConsolidationSql(to_spark_schema(columns_of(scan.schema)))
+        consolidation = ConsolidationSql(to_spark_schema(columns_of(scan.schema)))
         # Spark cannot join on maps: with a map in the key, the base is consolidated as
         # well.
-        if not scan.base or (scan.deltas and not summing.joinable(scan.key)):
+        if not scan.base or (scan.deltas and not consolidation.joinable(scan.key)):
             updates = self._updates(scan.collection, (*scan.base, *scan.deltas), scan.schema)
             if not scan.base:
                 updates = _gathered(updates, scan)
-            return _repeated(_never_below(_net(updates, summing), 0, scan), summing)
-        base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(*summing.names)
+            return _repeated(_raise_below(_net(updates, consolidation), 0, scan), consolidation)
+        base = self._updates(scan.collection, scan.base, scan.schema).selectExpr(
+            *consolidation.names
+        )
         if not scan.deltas:
             return base
         if scan.delta_memory <= HERE_BYTES:
             gone, brought = self._summed_here(scan)
         else:
             updates = self._updates(scan.collection, scan.deltas, scan.schema)
-            added = _net(_gathered(updates, scan), summing)
+            added = _net(_gathered(updates, scan), consolidation)
             gone, brought = added.where(f"{DIFF} < 0"), added.where(f"{DIFF} > 0")
             # Each row of a base has multiplicity 1, so the deltas can delete it only once.
-            gone = _never_below(gone, -1, scan)
-        keys = gone.selectExpr(*summing.key_columns(scan.key))
+            gone = _raise_below(gone, -1, scan)
+        keys = gone.selectExpr(*consolidation.key_columns(scan.key))
         if scan.delta_rows <= BROADCAST_ROWS and scan.delta_memory <= BROADCAST_BYTES:
             keys = keys.hint("broadcast")
-        kept = base.join(keys, F.expr(summing.same_key(scan.key)), "left_anti")
-        return kept.unionByName(_repeated(brought, summing))
+        kept = base.join(keys, F.expr(consolidation.same_key(scan.key)), "left_anti")
+        return kept.unionByName(_repeated(brought, consolidation))
 
     def _summed_here(self, scan: SnapshotScan) -> tuple[DataFrame, DataFrame]:
         """Consolidate small deltas in this process; return their deleted and inserted rows."""
@@ -144,7 +146,8 @@ class Scanner:
         taken = added.filter(pc.less(added.column(DIFF), 0))
         if taken.num_rows and pc.min(taken.column(DIFF)).as_py() < -1:
             raise InternalError(
-                _lost_track(scan), hint="Look at its changes with penstock tail to see when."
+                _negative_multiplicity(scan),
+                hint="Look at its changes with penstock tail to see when.",
             )
         gone = taken.select(list(scan.key))
         brought = added.filter(pc.greater(added.column(DIFF), 0)).drop_columns([TIME])
@@ -207,7 +210,7 @@ class Scanner:
         reader = self.spark.read.options(**PER_READ).schema(
             _spark_schema(stored_columns_of(written))
         )
-        with nullcontext() if self.remote else _listed_here(self.spark):
+        with nullcontext() if self.remote else _listed_on_driver(self.spark):
             frame = reader.parquet(*(f"{self.root}/{part.key}" for part in parts))
         self.scans.append(frame)
         if not part_scans[0].whole:
@@ -257,7 +260,7 @@ class Scanner:
             raise Corruption(part.key, where=self.blob.name, detail=detail)
         if checksum(footer) != part.footer_checksum:
             raise Corruption(
-                part.key, where=self.blob.name, detail="Its footer is not what was written."
+                part.key, where=self.blob.name, detail="Its footer differs from the written one."
             )
 
     def _check_parquet(self, collection: CollectionState) -> None:
@@ -274,9 +277,9 @@ class Scanner:
         if PARQUET.isdisjoint(each.strip() for each in listed):
             raise UsageError(
                 f'collection "{collection.name}" cannot be read by a session whose {V1_SOURCES} '
-                "lacks parquet",
-                detail="Spark would choose another Parquet reader, of which Penstock cannot tell "
-                "how long it is in use.",
+                "does not include parquet",
+                detail="Spark would use another Parquet reader. Penstock cannot determine "
+                "how long that reader is in use.",
                 hint=f'Unset it: spark.conf.unset("{V1_SOURCES}"); or add parquet to it.',
             )
 
@@ -291,12 +294,12 @@ class Scanner:
         if str(self.spark.conf.get("spark.sql.caseSensitive", "false")).lower() != "true":
             raise UsageError(
                 f'collection "{collection.name}" has columns that differ only in case',
-                hint="Let Spark tell them apart: set spark.sql.caseSensitive to true.",
+                hint="Set spark.sql.caseSensitive to true.",
             )
 
 
 @contextmanager
-def _listed_here(spark: SparkSession) -> Iterator[None]:
+def _listed_on_driver(spark: SparkSession) -> Iterator[None]:
     """Make Spark list any number of files on the driver.
 
     Above 32 files, Spark starts a job, which takes seconds for a listing that the driver
@@ -328,15 +331,15 @@ def _conformed(
     defaults = defaults_of(collection.schemas)
     had = set(stored_columns_of(written).names)
     columns: list[Column] = []
-    for wanted in _spark_schema(stored_columns_of(schema)):
-        if wanted.name in had:
-            column = _quoted(wanted.name)
-        elif wanted.name in defaults:
-            shown_default = defaults[wanted.name].cast(shown_field(schema, wanted.name).type)
-            column = _literal(shown_default, wanted.dataType)
+    for column_field in _spark_schema(stored_columns_of(schema)):
+        if column_field.name in had:
+            column = _quoted(column_field.name)
+        elif column_field.name in defaults:
+            default = defaults[column_field.name].cast(spark_field(schema, column_field.name).type)
+            column = _literal(default, column_field.dataType)
         else:
             column = F.lit(None)
-        columns.append(column.cast(wanted.dataType).alias(wanted.name))
+        columns.append(column.cast(column_field.dataType).alias(column_field.name))
     return frame.select(*columns)
 
 
@@ -349,16 +352,16 @@ def _literal(value: pa.Scalar, kind: T.DataType) -> Column:
     return F.lit(plain)
 
 
-def shown_field(schema: SchemaVersion, name: str) -> pa.Field:
+def spark_field(schema: SchemaVersion, name: str) -> pa.Field:
     """Return one column with its Spark type."""
     return to_spark_schema(stored_columns_of(schema)).field(name)
 
 
-def _net(updates: DataFrame, summing: ConsolidationSql) -> DataFrame:
+def _net(updates: DataFrame, consolidation: ConsolidationSql) -> DataFrame:
     """Consolidate updates: each row once, with the sum of its diffs if that is not 0."""
-    grouped = updates.selectExpr(*summing.prepared).groupBy(*summing.by)
-    summed = grouped.agg(*(F.expr(each) for each in summing.sums)).where(f"{DIFF} <> 0")
-    return summed.selectExpr(*summing.back)
+    grouped = updates.selectExpr(*consolidation.prepared).groupBy(*consolidation.by)
+    summed = grouped.agg(*(F.expr(each) for each in consolidation.sums)).where(f"{DIFF} <> 0")
+    return summed.selectExpr(*consolidation.back)
 
 
 def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
@@ -367,20 +370,20 @@ def _gathered(updates: DataFrame, scan: SnapshotScan) -> DataFrame:
     return updates.coalesce(1) if few else updates
 
 
-def _repeated(added: DataFrame, summing: ConsolidationSql) -> DataFrame:
+def _repeated(added: DataFrame, consolidation: ConsolidationSql) -> DataFrame:
     """Repeat each row by its diff."""
     count = f"explode(array_repeat(0Y, CAST({DIFF} AS INT))) AS {DIFF}"
-    return added.selectExpr(*summing.names, count).selectExpr(*summing.names)
+    return added.selectExpr(*consolidation.names, count).selectExpr(*consolidation.names)
 
 
-def _never_below(added: DataFrame, least: int, scan: SnapshotScan) -> DataFrame:
+def _raise_below(added: DataFrame, least: int, scan: SnapshotScan) -> DataFrame:
     """Raise an error for a row that was retracted more often than written, in the plan."""
-    lost = F.raise_error(F.lit(_lost_track(scan)))
+    lost = F.raise_error(F.lit(_negative_multiplicity(scan)))
     checked = F.when(F.col(DIFF) < least, lost).otherwise(F.col(DIFF))
     return added.withColumn(DIFF, checked).where(F.col(DIFF).isNotNull())
 
 
-def _lost_track(scan: SnapshotScan) -> str:
+def _negative_multiplicity(scan: SnapshotScan) -> str:
     return f'collection "{scan.collection.name}" holds less than none of a row as of {scan.as_of}'
 
 

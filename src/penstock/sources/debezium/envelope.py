@@ -6,7 +6,9 @@ An event becomes
     origin                   its log: connector, name, database and server
     happened_ms              commit time, by the database's clock
     position                 bytes in the order of the source's log, or null
-    transaction              its id (see `ids.py`), total_order and data_collection_order in it
+    transaction              its id, see `transaction_ids.py`
+    total_order              order of the event in its transaction
+    data_collection_order    order among the events of its table
     before, after            the row, or null
 
 and a null value, Debezium's tombstone, becomes nulls.
@@ -22,7 +24,7 @@ creation at one place. Events that a snapshot read have no position: they all ha
 log. Events of other connectors have no position. Neither have Postgres events without `sequence`:
 their LSN alone decreases where transactions overlap.
 
-Rows that one COPY loaded share a position. `resent.py` defines the meaning of a lower position.
+Rows that one COPY loaded share a position. `dedup.py` defines the meaning of a lower position.
 """
 
 import json
@@ -34,16 +36,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.data.text_kernels.located_values import NOTHING, OBJECT, LocatedValues
 from penstock.errors import UsageError
 from penstock.sources.debezium.dedup import LOG
-from penstock.sources.debezium.transaction_ids import whole_all
+from penstock.sources.debezium.transaction_ids import join_array
 from penstock.sources.formats.avro_format import AvroFormat
+from penstock.sources.formats.column_reader import raw_text, read_column
 from penstock.sources.formats.column_types import Column
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of, shortened
 from penstock.sources.formats.json_format import JsonFormat
-from penstock.sources.formats.json_scanner import find
-from penstock.sources.formats.text_values import raw_text, read_column
-from penstock.sources.formats.values import NOTHING, OBJECT
+from penstock.sources.formats.json_scanner import locate_values
 
 __all__ = ["OPS", "DebeziumAvro", "DebeziumJson"]
 
@@ -52,8 +54,8 @@ OPS: Final = ("c", "u", "d", "r", "t", "m")
 _ENVELOPE: Final = ("op", "before", "after", "source", "transaction")
 _NAMES: Final = (*_ENVELOPE, "payload")
 _SOURCE: Final = tuple(
-    Column.parse(name, word)
-    for name, word in {
+    Column.parse(name, type_name)
+    for name, type_name in {
         "connector": "text",
         "snapshot": "json",
         "sequence": "text",
@@ -68,8 +70,8 @@ _SOURCE: Final = tuple(
     }.items()
 )
 _TRANSACTION: Final = tuple(
-    Column.parse(name, word)
-    for name, word in {
+    Column.parse(name, type_name)
+    for name, type_name in {
         "id": "text",
         "total_order": "bigint",
         "data_collection_order": "bigint",
@@ -106,38 +108,38 @@ class DebeziumJson:
         return Decoded(rows, tuple(bad))
 
     def _columns(self, chunk: pa.Array) -> tuple[list[pa.Array], dict[int, str]]:
-        cells, bad = find(chunk, _NAMES)
-        no_op, payload = cells.kinds[0] == NOTHING, cells.kinds[-1]
-        wrapped = no_op & (payload == OBJECT)
-        empty = _wraps_nothing(chunk, no_op & (payload == NOTHING))
-        if wrapped.any():
-            inner = raw_text(cells, -1, wrapped).cast(pa.binary())
-            chunk = pc.if_else(pa.array(wrapped), inner, chunk)
-            cells, again = find(chunk, _NAMES)
-            bad |= again
-        there = chunk.is_valid().to_numpy(zero_copy_only=False) & ~empty
-        there[list(bad)] = False
-        cells.kinds[:, ~there] = NOTHING
-        op, reasons = read_column(cells, 0, Column.parse("op", "text"))
+        values, bad = locate_values(chunk, _NAMES)
+        no_op, payload = values.kinds[0] == NOTHING, values.kinds[-1]
+        is_wrapped = no_op & (payload == OBJECT)
+        is_tombstone = _wraps_null(chunk, no_op & (payload == NOTHING))
+        if is_wrapped.any():
+            inner = raw_text(values, -1, is_wrapped).cast(pa.binary())
+            chunk = pc.if_else(pa.array(is_wrapped), inner, chunk)
+            values, inner_bad = locate_values(chunk, _NAMES)
+            bad |= inner_bad
+        is_event = chunk.is_valid().to_numpy(zero_copy_only=False) & ~is_tombstone
+        is_event[list(bad)] = False
+        values.kinds[:, ~is_event] = NOTHING
+        op, reasons = read_column(values, 0, Column.parse("op", "text"))
         _merge(bad, reasons)
-        source = _members(cells, 3, _SOURCE)
-        transaction = _members(cells, 4, _TRANSACTION)
-        before = self._row(cells, 1, "before", bad)
-        after = self._row(cells, 2, "after", bad)
-        _check(op, after, there, bad)
+        source = _members(values, 3, _SOURCE)
+        transaction = _members(values, 4, _TRANSACTION)
+        before = self._row(values, 1, "before", bad)
+        after = self._row(values, 2, "after", bad)
+        _check(op, after, is_event, bad)
         return _columns(op, before, after, source, transaction), bad
 
-    def _row(self, cells: Any, at: int, name: str, bad: dict[int, str]) -> pa.Array:
-        kinds = cells.kinds[at]
+    def _row(self, values: LocatedValues, index: int, name: str, bad: dict[int, str]) -> pa.Array:
+        kinds = values.kinds[index]
         for row in np.flatnonzero((kinds != OBJECT) & (kinds != NOTHING)).tolist():
             bad.setdefault(row, f"its {name} is not an object")
-        held = kinds == OBJECT
-        texts = raw_text(cells, at, held).cast(pa.binary())
+        is_object = kinds == OBJECT
+        texts = raw_text(values, index, is_object).cast(pa.binary())
         decoded = self.row.decode(pa.chunked_array([texts]))
-        _merge(bad, {each.row: f"{name}: {each.reason}" for each in decoded.bad})
+        _merge(bad, {record.row: f"{name}: {record.reason}" for record in decoded.bad})
         columns = [column.combine_chunks() for column in decoded.rows.columns]
         fields = list(self.row.schema)
-        return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~held))
+        return pa.StructArray.from_arrays(columns, fields=fields, mask=pa.array(~is_object))
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,19 +150,20 @@ class DebeziumAvro:
     schema: pa.Schema = field(init=False)
 
     def __post_init__(self) -> None:
-        kinds = {each.name: each.type for each in self.envelope.schema}
-        rows = [kinds.get("before"), kinds.get("after")]
+        types = {column.name: column.type for column in self.envelope.schema}
+        before, after = types.get("before"), types.get("after")
         if (
-            not all(kind is not None and pa.types.is_struct(kind) for kind in rows)
-            or rows[0] != rows[1]
-            or kinds.get("op") != pa.string()
+            after is None
+            or not pa.types.is_struct(after)
+            or before != after
+            or types.get("op") != pa.string()
         ):
             raise UsageError(
-                "schema of avro format is no envelope of Debezium",
+                "schema of avro format is not an envelope of Debezium",
                 detail="An envelope has op and, of one record type, before and after.",
-                hint="Give the schema of the topic's values, or leave the envelope out.",
+                hint="Use the schema of the topic's values, or remove envelope.",
             )
-        object.__setattr__(self, "schema", _schema(rows[1]))
+        object.__setattr__(self, "schema", _schema(after))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
         """Decode values into rows of `schema`.
@@ -171,18 +174,19 @@ class DebeziumAvro:
         """
         decoded = self.envelope.decode(values)
         table = decoded.rows.combine_chunks()
-        held = {
-            name: table.column(name).combine_chunks() if table.num_rows else pa.nulls(0, kind)
-            for name, kind in zip(table.column_names, table.schema.types, strict=True)
+        arrays = {
+            name: table.column(name).combine_chunks() if table.num_rows else pa.nulls(0, type_)
+            for name, type_ in zip(table.column_names, table.schema.types, strict=True)
         }
-        bad = {each.row: each.reason for each in decoded.bad}
-        present = pa.chunked_array(values.chunks, values.type).is_valid()
-        there = present.to_numpy(zero_copy_only=False).copy()
-        there[list(bad)] = False
-        _check(held["op"], held["after"], there, bad)
-        source = _taken(held.get("source"), _SOURCE, table.num_rows)
-        transaction = _taken(held.get("transaction"), _TRANSACTION, table.num_rows)
-        columns = _columns(held["op"], held["before"], held["after"], source, transaction)
+        bad = {record.row: record.reason for record in decoded.bad}
+        is_valid = pa.chunked_array(values.chunks, values.type).is_valid()
+        is_event = is_valid.to_numpy(zero_copy_only=False).copy()
+        is_event[list(bad)] = False
+        op, before, after = (arrays[name] for name in ("op", "before", "after"))
+        _check(op, after, is_event, bad)
+        source = _struct_members(arrays.get("source"), _SOURCE, table.num_rows)
+        transaction = _struct_members(arrays.get("transaction"), _TRANSACTION, table.num_rows)
+        columns = _columns(op, before, after, source, transaction)
         rows = blanked(columns, self.schema, bad)
         return Decoded(rows, tuple(Bad(row, bad[row]) for row in sorted(bad)))
 
@@ -208,57 +212,57 @@ def _columns(
     log = [_origins(source), source["ts_ms"], _positions(op, source)]
     ids = transaction["id"]
     informix = pc.fill_null(pc.equal(source["connector"], "informix"), fill_value=False)
-    ids = pc.if_else(informix, whole_all(ids), ids)
+    ids = pc.if_else(informix, join_array(ids), ids)
     return [op, *log, ids, *orders, before, after]
 
 
-def _check(op: pa.Array, after: pa.Array, there: Any, bad: dict[int, str]) -> None:
+def _check(op: pa.Array, after: pa.Array, is_event: Any, bad: dict[int, str]) -> None:
     """Add a reason to `bad` for each record that is not a valid change event."""
     known = pc.is_in(op, pa.array(OPS)).to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(there & ~known).tolist():
-        said = op[row].as_py()
+    for row in np.flatnonzero(is_event & ~known).tolist():
+        text = op[row].as_py()
         bad.setdefault(
             row,
-            "it has no op, so it is no change event of Debezium"
-            if said is None
-            else f'its op is "{shortened(said)}", and not one of {", ".join(OPS)}',
+            "it has no op, so it is not a change event of Debezium"
+            if text is None
+            else f'its op is "{shortened(text)}", and not one of {", ".join(OPS)}',
         )
     needs = pc.is_in(op, pa.array(["c", "u", "r"])).to_numpy(zero_copy_only=False)
     missing = needs & ~after.is_valid().to_numpy(zero_copy_only=False)
-    for row in np.flatnonzero(there & missing).tolist():
+    for row in np.flatnonzero(is_event & missing).tolist():
         bad.setdefault(row, f'its op is "{op[row].as_py()}", but it has no after')
 
 
-def _members(cells: Any, at: int, columns: tuple[Column, ...]) -> dict[str, pa.Array]:
+def _members(values: LocatedValues, index: int, columns: tuple[Column, ...]) -> dict[str, pa.Array]:
     """Return members of an object; a value of another type is null."""
-    texts = raw_text(cells, at, cells.kinds[at] == OBJECT).cast(pa.binary())
-    found, _ = find(texts, [column.name for column in columns])
-    return {c.name: read_column(found, i, c)[0] for i, c in enumerate(columns)}
+    texts = raw_text(values, index, values.kinds[index] == OBJECT).cast(pa.binary())
+    members, _ = locate_values(texts, [column.name for column in columns])
+    return {column.name: read_column(members, i, column)[0] for i, column in enumerate(columns)}
 
 
-def _taken(struct: pa.Array | None, columns: tuple[Column, ...], count: int) -> Named:
+def _struct_members(struct: pa.Array | None, columns: tuple[Column, ...], count: int) -> Named:
     """Return members of a struct; a value of another type is null."""
-    there = {} if struct is None or not pa.types.is_struct(struct.type) else {
-        each.name: each.type for each in struct.type
-    }  # fmt: skip
-    taken = {}
+    names: set[str] = set()
+    if struct is not None and pa.types.is_struct(struct.type):
+        names = {member.name for member in struct.type}
+    members = {}
     for column in columns:
         array = pa.nulls(count, column.arrow)
-        if column.name in there and struct is not None:
-            inner = pc.struct_field(struct, column.name)
-            same = pa.types.is_integer(inner.type) == pa.types.is_integer(column.arrow)
-            if inner.type == column.arrow or (same and pa.types.is_integer(inner.type)):
-                array = inner.cast(column.arrow)
+        if column.name in names:
+            member = pc.struct_field(struct, column.name)
+            are_integers = pa.types.is_integer(member.type) and pa.types.is_integer(column.arrow)
+            if member.type == column.arrow or are_integers:
+                array = member.cast(column.arrow)
             elif column.name == "snapshot":
-                array = inner.cast(pa.string())
-        taken[column.name] = array
-    return taken
+                array = member.cast(pa.string())
+        members[column.name] = array
+    return members
 
 
 def _origins(source: Named) -> pa.Array:
     server = pc.cast(source["server_id"], pa.string())
-    rest = [pc.fill_null(part, "") for part in (source["name"], source["db"], server)]
-    return pc.binary_join_element_wise(source["connector"], *rest, "\n")
+    parts = [pc.fill_null(part, "") for part in (source["name"], source["db"], server)]
+    return pc.binary_join_element_wise(source["connector"], *parts, "\n")
 
 
 def _positions(op: pa.Array, source: Named) -> pa.Array:
@@ -280,8 +284,8 @@ def _positions(op: pa.Array, source: Named) -> pa.Array:
     numbers = [_number(file), source["pos"], source["row"]]
     mysql = _bytes(by("mysql", "mariadb"), deletion, numbers, count)
     # All events of a transaction have one position there, so deletions get no lower one.
-    alike = pa.array(np.zeros(count, np.bool_))
-    sql_server = _bytes(by("sqlserver"), alike, _lsn(source["commit_lsn"]), count)
+    no_deletion = pa.array(np.zeros(count, np.bool_))
+    sql_server = _bytes(by("sqlserver"), no_deletion, _lsn(source["commit_lsn"]), count)
     return pc.coalesce(postgres, mysql, sql_server)
 
 
@@ -296,26 +300,28 @@ def _lsn(text: pa.Array) -> list[pa.Array]:
 
 
 def _hex(text: pa.Array) -> pa.Array:
-    there = text.is_valid()
-    return pc.if_else(there, pc.cast(pc.binary_join_element_wise("0x", text, ""), pa.int64()), None)
+    is_valid = text.is_valid()
+    return pc.if_else(
+        is_valid, pc.cast(pc.binary_join_element_wise("0x", text, ""), pa.int64()), None
+    )
 
 
 def _bytes(which: pa.Array, deletion: pa.Array, numbers: list[pa.Array], count: int) -> pa.Array:
     """Return the numbers as big-endian bytes, where `which` is true and all numbers are present."""
-    there = which
-    for each in numbers:
-        there = pc.and_(there, pc.fill_null(pc.greater_equal(each, 0), False))
+    is_known = which
+    for number in numbers:
+        is_known = pc.and_(is_known, pc.fill_null(pc.greater_equal(number, 0), False))
     width = 8 * len(numbers) + 1
     out = np.zeros((count, width), np.uint8)
-    for i, each in enumerate(numbers):
-        plain = pc.fill_null(each, 0).to_numpy(zero_copy_only=False).astype(">i8")
-        out[:, 8 * i : 8 * i + 8] = plain.view(np.uint8).reshape(count, 8)
+    for i, number in enumerate(numbers):
+        big_endian = pc.fill_null(number, 0).to_numpy(zero_copy_only=False).astype(">i8")
+        out[:, 8 * i : 8 * i + 8] = big_endian.view(np.uint8).reshape(count, 8)
     out[:, -1] = ~pc.fill_null(deletion, False).to_numpy(zero_copy_only=False)
-    made = pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(out)])
-    return pc.if_else(there, made.cast(pa.binary()), None)
+    positions = pa.Array.from_buffers(pa.binary(width), count, [None, pa.py_buffer(out)])
+    return pc.if_else(is_known, positions.cast(pa.binary()), None)
 
 
-def _wraps_nothing(chunk: pa.Array, candidates: Any) -> Any:
+def _wraps_null(chunk: pa.Array, candidates: Any) -> Any:
     """Return which records have a schema and a null payload, another form of a tombstone."""
     wraps = np.zeros(len(chunk), np.bool_)
     for row in np.flatnonzero(candidates).tolist():
@@ -324,7 +330,7 @@ def _wraps_nothing(chunk: pa.Array, candidates: Any) -> Any:
             try:
                 event = json.loads(value)
             except ValueError:
-                continue  # `find` reports the reason.
+                continue  # `locate_values` reports the reason.
             wraps[row] = isinstance(event, dict) and event.get("payload", ...) is None
     return wraps
 

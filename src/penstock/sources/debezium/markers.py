@@ -3,7 +3,7 @@
 A record becomes
 
     status     BEGIN or END
-    id         id as received; `ids.py` extracts the transaction
+    id         id as received; `transaction_ids.py` extracts the transaction
     counts     for an END, the number of events by data collection, as JSON
 
 and a null value becomes nulls.
@@ -11,7 +11,7 @@ and a null value becomes nulls.
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
@@ -30,7 +30,7 @@ _JSON: Final = JsonFormat.of(
 _NAMES: Final = ("status", "id", "data_collections")
 
 
-class _Counted(msgspec.Struct):
+class _CollectionCount(msgspec.Struct):
     data_collection: str
     event_count: int
 
@@ -46,15 +46,16 @@ class MarkersJson:
         decoded = _JSON.decode(values)
         rows = decoded.rows
         payload = rows.column("payload")
-        wrapped = pc.and_(pc.is_null(rows.column("status")), pc.is_valid(payload))
-        if pc.any(wrapped).as_py():
-            inner = pc.if_else(wrapped, payload, pa.scalar(None, pa.string())).cast(pa.binary())
-            again = _JSON.decode(pa.chunked_array([inner.combine_chunks()]))
-            pairs = ((rows.column(name), again.rows.column(name)) for name in _NAMES)
+        is_wrapped = pc.and_(pc.is_null(rows.column("status")), pc.is_valid(payload))
+        if pc.any(is_wrapped).as_py():
+            inner = pc.if_else(is_wrapped, payload, pa.scalar(None, pa.string())).cast(pa.binary())
+            unwrapped = _JSON.decode(pa.chunked_array([inner.combine_chunks()]))
+            pairs = ((rows.column(name), unwrapped.rows.column(name)) for name in _NAMES)
             rows = pa.table([pc.coalesce(*pair) for pair in pairs], names=list(_NAMES))
-            decoded = Decoded(rows, (*decoded.bad, *again.bad))
-        lists = ((None if said is None else said.encode()) for said in _told(rows))
-        return _markers(values, rows, lists, decoded.bad)
+            decoded = Decoded(rows, (*decoded.bad, *unwrapped.bad))
+        counts = rows.column("data_collections").to_pylist()
+        counts_json = (None if text is None else text.encode() for text in counts)
+        return _markers(values, rows, counts_json, decoded.bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,41 +73,40 @@ class MarkersAvro:
             DefiniteError: the registry rejects the request.
         """
         decoded = self.marker.decode(values)
-        there = set(decoded.rows.column_names)
+        names = set(decoded.rows.column_names)
         nulls = pa.nulls(decoded.rows.num_rows, pa.string())
         rows = pa.table(
-            [decoded.rows.column(name) if name in there else nulls for name in _NAMES],
+            [decoded.rows.column(name) if name in names else nulls for name in _NAMES],
             names=list(_NAMES),
         )
-        lists = (None if said is None else msgspec.json.encode(said) for said in _told(rows))
-        return _markers(values, rows, lists, decoded.bad)
-
-
-def _told(rows: pa.Table) -> list[Any]:
-    found: list[Any] = rows.column("data_collections").to_pylist()
-    return found
+        counts = rows.column("data_collections").to_pylist()
+        counts_json = (None if items is None else msgspec.json.encode(items) for items in counts)
+        return _markers(values, rows, counts_json, decoded.bad)
 
 
 def _markers(
-    values: pa.ChunkedArray, rows: pa.Table, lists: Iterable[bytes | None], known: Iterable[Bad]
+    values: pa.ChunkedArray,
+    rows: pa.Table,
+    counts_json: Iterable[bytes | None],
+    known_bad: Iterable[Bad],
 ) -> Decoded:
-    bad = {each.row: each.reason for each in known}
+    bad = {record.row: record.reason for record in known_bad}
     counts: list[str | None] = []
     statuses, ids = (rows.column(name).to_pylist() for name in ("status", "id"))
-    there = pc.is_valid(values).to_pylist()
-    for row, (status, name, told) in enumerate(zip(statuses, ids, lists, strict=True)):
+    is_present = pc.is_valid(values).to_pylist()
+    for row, (status, id, items) in enumerate(zip(statuses, ids, counts_json, strict=True)):
         counts.append(None)
-        if not there[row] or row in bad:
+        if not is_present[row] or row in bad:
             continue
-        if status not in ("BEGIN", "END") or name is None:
-            bad[row] = "it does not say which transaction began or ended"
+        if status not in ("BEGIN", "END") or id is None:
+            bad[row] = "it does not name the transaction that began or ended"
         elif status == "END":
             try:
-                found = msgspec.json.decode(told or b"[]", type=list[_Counted] | None) or []
+                decoded = msgspec.json.decode(items or b"[]", type=list[_CollectionCount] | None)
             except msgspec.DecodeError:
-                bad[row] = "it does not say how many events its transaction has"
+                bad[row] = "it does not have the number of events of its transaction"
             else:
-                counted = {each.data_collection: each.event_count for each in found}
-                counts[-1] = msgspec.json.encode(counted).decode()
-    texts = [pa.array(each, pa.string()) for each in (statuses, ids, counts)]
+                by_name = {count.data_collection: count.event_count for count in decoded or []}
+                counts[-1] = msgspec.json.encode(by_name).decode()
+    texts = [pa.array(column, pa.string()) for column in (statuses, ids, counts)]
     return Decoded(blanked(texts, _SCHEMA, bad), tuple(Bad(row, bad[row]) for row in sorted(bad)))

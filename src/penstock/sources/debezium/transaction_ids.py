@@ -23,32 +23,32 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["NOWHERE", "part", "part_all", "whole", "whole_all"]
+__all__ = ["NO_POSITION", "join", "join_array", "split", "split_array"]
 
-NOWHERE: Final = -1
+NO_POSITION: Final = -1
 """Log position for an id that has none."""
 
-_PLACED: Final = r"^(?P<name>[0-9]+):(?P<at>[0-9]{1,18})$"
+_WITH_POSITION: Final = r"^(?P<name>[0-9]+):(?P<position>[0-9]{1,18})$"
 
 
-def part(id: str) -> tuple[str, int]:
+def split(id: str) -> tuple[str, int]:
     """Return the transaction and the log position in an id."""
-    found = re.fullmatch(_PLACED, id)
-    return (id, NOWHERE) if found is None else (found["name"], int(found["at"]))
+    match = re.fullmatch(_WITH_POSITION, id)
+    return (id, NO_POSITION) if match is None else (match["name"], int(match["position"]))
 
 
-def part_all(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+def split_array(ids: pa.ChunkedArray) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
     """Return the transactions and the log positions in many ids."""
-    found = pc.extract_regex(ids, _PLACED)
-    names, at = (pc.struct_field(found, name) for name in ("name", "at"))
-    return pc.coalesce(names, ids), pc.fill_null(pc.cast(at, pa.int64()), NOWHERE)
+    matches = pc.extract_regex(ids, _WITH_POSITION)
+    names, positions = (pc.struct_field(matches, name) for name in ("name", "position"))
+    return pc.coalesce(names, ids), pc.fill_null(pc.cast(positions, pa.int64()), NO_POSITION)
 
 
-def whole(id: str) -> str:
+def join(id: str) -> str:
     """Return the transaction name for an id that all records of the transaction have."""
-    return id if part(id)[1] == NOWHERE else id.replace(":", "@")
+    return id if split(id)[1] == NO_POSITION else id.replace(":", "@")
 
 
-def whole_all(ids: pa.Array) -> pa.Array:
+def join_array(ids: pa.Array) -> pa.Array:
     """Return the transaction names for many such ids."""
-    return pc.replace_substring_regex(ids, _PLACED, r"\1@\2")
+    return pc.replace_substring_regex(ids, _WITH_POSITION, r"\1@\2")

@@ -6,13 +6,13 @@ and in the driver.
 """
 
 from penstock.sources.formats.avro_format import AvroFormat
-from penstock.sources.formats.column_types import Column, columns_of
+from penstock.sources.formats.column_types import Column, parse_columns
 from penstock.sources.formats.csv_format import CsvFormat
 from penstock.sources.formats.format import Bad, Decoded, Format
 from penstock.sources.formats.json_format import JsonFormat
 from penstock.sources.formats.protobuf_format import ProtobufFormat
 from penstock.sources.formats.raw_format import BytesFormat, TextFormat
-from penstock.sources.formats.schema_inference import infer, inferred_words
+from penstock.sources.formats.schema_inference import infer_columns
 from penstock.sources.formats.schema_registry import NoSuchSchema, Registered, Registry
 
 __all__ = [
@@ -29,7 +29,6 @@ __all__ = [
     "Registered",
     "Registry",
     "TextFormat",
-    "columns_of",
-    "infer",
-    "inferred_words",
+    "infer_columns",
+    "parse_columns",
 ]

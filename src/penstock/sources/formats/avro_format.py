@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-import fastavro
 import pyarrow as pa
-from fastavro.read import SchemaResolutionError
 
+from penstock.data.text_kernels.located_values import InvalidValue
 from penstock.errors import UsageError
 from penstock.sources.formats.avro_schema import (
     MALFORMED,
@@ -22,10 +21,9 @@ from penstock.sources.formats.avro_schema import (
     whole_schema,
 )
 from penstock.sources.formats.avro_types import Kind, kind_of
-from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.column_types import check_columns
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
 from penstock.sources.formats.schema_registry import NoSuchSchema, Registered, Registry
-from penstock.sources.formats.values import Unfit
 
 __all__ = ["AvroFormat"]
 
@@ -50,7 +48,7 @@ class AvroFormat:
     """Schemas that `reader` names and does not contain."""
 
     schema: pa.Schema = field(init=False)
-    _kept: dict[Any, Any] = field(init=False, repr=False, compare=False)
+    _cache: dict[Any, Any] = field(init=False, repr=False, compare=False)
     """Cache of parsed schemas; not pickled, but built again."""
 
     def __post_init__(self) -> None:
@@ -59,21 +57,21 @@ class AvroFormat:
                 "avro format has a writer's schema and a registry",
                 hint="Leave the schema out: records of a registry say what wrote them.",
             )
-        object.__setattr__(self, "_kept", {})
+        object.__setattr__(self, "_cache", {})
         plan = self._plan()
         fields = [pa.field(name, kind.arrow) for name, kind in plan.columns]
-        schema = fit_for_collections(pa.schema(fields), what="avro format")
+        schema = check_columns(pa.schema(fields), owner="avro format")
         object.__setattr__(self, "schema", schema)
         if self.writer is not None:
             whole = _given(self.writer, (), "writer's schema of avro format")
             try:
                 check_meaning(whole, plan.whole)
-            except Unfit as unfit:
+            except InvalidValue as invalid:
                 raise UsageError(
-                    f"writer's schema of avro format cannot be read as the reader's: {unfit}",
+                    f"writer's schema of avro format cannot be read as the reader's: {invalid}",
                     hint="Give the type that the writer has.",
                 ) from None
-            self._kept["writer"] = parsed_schema(whole)
+            self._cache["writer"] = parsed_schema(whole)
 
     @classmethod
     def of(cls, registered: Registered, registry: Registry) -> Self:
@@ -117,16 +115,20 @@ class AvroFormat:
             return None
         try:
             return self._datum(value)
-        except Unfit as unfit:
-            bad[row] = str(unfit)
+        except InvalidValue as invalid:
+            bad[row] = str(invalid)
             return None
 
     def _datum(self, value: bytes) -> Any:
+        # Deferred: the package belongs to an extra.
+        import fastavro
+        from fastavro.read import SchemaResolutionError
+
         plan, start, written_with = self._plan(), 0, "its schema"
-        writer = self._kept.get("writer", plan.parsed)
+        writer = self._cache.get("writer", plan.parsed)
         if self.registry is not None:
             if len(value) < 5 or value[0] != 0:
-                raise Unfit("it does not begin with a zero byte and the id of a schema")
+                raise InvalidValue("it does not begin with a zero byte and the id of a schema")
             start, id = 5, int.from_bytes(value[1:5], "big")
             writer, written_with = self._writer(id), f"schema id {id}"
         data = io.BytesIO(value)
@@ -136,38 +138,40 @@ class AvroFormat:
                 data, writer, None if writer is plan.parsed else plan.parsed
             )
         except SchemaResolutionError:
-            raise Unfit(f"{written_with}, which wrote it, cannot be read as ours") from None
+            raise InvalidValue(f"{written_with}, which wrote it, cannot be read as ours") from None
         except MALFORMED:
-            raise Unfit(f"it is not Avro of {written_with}") from None
-        if rest := len(value) - data.tell():
-            raise Unfit(f"it is not Avro of {written_with}: {rest} bytes follow")
+            raise InvalidValue(f"it is not Avro of {written_with}") from None
+        if trailing := len(value) - data.tell():
+            raise InvalidValue(f"it is not Avro of {written_with}: {trailing} bytes follow")
         return datum if plan.record else {VALUE: datum}
 
     def _writer(self, id: int) -> Any:
         assert self.registry is not None
-        known = self._kept.get(id)
+        known = self._cache.get(id)
         if known is None:
             try:
-                found = self.registry.by_id(id)
-                if found.kind != "AVRO":
-                    raise Unfit(f"it is {found.kind}, and not Avro")
-                whole = whole_schema(found.schema, found.references)
+                registered = self.registry.by_id(id)
+                if registered.kind != "AVRO":
+                    raise InvalidValue(f"it is {registered.kind}, and not Avro")
+                whole = whole_schema(registered.schema, registered.references)
                 check_meaning(whole, self._plan().whole)
                 known = parsed_schema(whole)
             except NoSuchSchema:
-                known = Unfit(f"schema id {id} does not exist in the registry")
-            except Unfit as unfit:
-                known = Unfit(f"schema id {id}, which wrote it, cannot be read as ours: {unfit}")
-            self._kept[id] = known
-        if isinstance(known, Unfit):
-            raise Unfit(str(known))
+                known = InvalidValue(f"schema id {id} does not exist in the registry")
+            except InvalidValue as invalid:
+                known = InvalidValue(
+                    f"schema id {id}, which wrote it, cannot be read as ours: {invalid}"
+                )
+            self._cache[id] = known
+        if isinstance(known, InvalidValue):
+            raise InvalidValue(str(known))
         return known
 
     def _plan(self) -> "_Plan":
-        if "plan" not in self._kept:
+        if "plan" not in self._cache:
             whole = _given(self.reader, self.reader_references, "schema of avro format")
-            self._kept["plan"] = _Plan.of(whole)
-        plan: _Plan = self._kept["plan"]
+            self._cache["plan"] = _Plan.of(whole)
+        plan: _Plan = self._cache["plan"]
         return plan
 
 
@@ -186,8 +190,8 @@ class _Plan:
         parsed = parsed_schema(whole)
         if isinstance(whole, dict) and whole["type"] == "record":
             columns = tuple(
-                (each["name"], kind_of(each["type"], named, (whole["name"],)))
-                for each in whole["fields"]
+                (member["name"], kind_of(member["type"], named, (whole["name"],)))
+                for member in whole["fields"]
             )
             return cls(whole, parsed, True, columns)
         return cls(whole, parsed, False, ((VALUE, kind_of(whole, named, ())),))
@@ -197,8 +201,8 @@ def _given(text: str, references: Sequence[tuple[str, Registered]], what: str) -
     try:
         whole = whole_schema(text, references)
         parsed_schema(whole)
-    except Unfit as unfit:
+    except InvalidValue as invalid:
         raise UsageError(
-            f"{what} cannot be understood: {unfit}", hint="Give an Avro schema as JSON."
+            f"{what} cannot be understood: {invalid}", hint="Give an Avro schema as JSON."
         ) from None
     return whole

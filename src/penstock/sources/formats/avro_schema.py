@@ -14,12 +14,10 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-import fastavro
 import pyarrow as pa
-from fastavro.schema import SchemaParseException, UnknownType
 
+from penstock.data.text_kernels.located_values import InvalidValue
 from penstock.sources.formats.schema_registry import Registered
-from penstock.sources.formats.values import Unfit
 
 __all__ = [
     "LOGICAL",
@@ -78,12 +76,12 @@ def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any
     Names are qualified, and types have no redundant nesting.
 
     Raises:
-        Unfit: the text is not a schema.
+        InvalidValue: the text is not a schema.
     """
     outside = dict(_all(references))
     defined: set[str] = set()
 
-    def walk(node: Any, space: str) -> Any:
+    def resolve(node: Any, space: str) -> Any:
         if isinstance(node, str):
             if node in PRIMITIVES:
                 return node
@@ -91,58 +89,62 @@ def whole_schema(text: str, references: Sequence[tuple[str, Registered]]) -> Any
             if full in defined:
                 return full
             if full in outside:
-                return walk(_json(outside[full].schema), "")
-            raise Unfit(f'it names "{full[:80]}", which is not there')
+                return resolve(_json(outside[full].schema), "")
+            raise InvalidValue(f'it names "{full[:80]}", which does not exist')
         if isinstance(node, list):
-            return [walk(each, space) for each in node]
+            return [resolve(branch, space) for branch in node]
         kind = node["type"]
         if isinstance(kind, dict | list):
-            return walk(kind, space)
+            return resolve(kind, space)
         if kind == "array":
-            return {"type": kind, "items": walk(node["items"], space)}
+            return {"type": kind, "items": resolve(node["items"], space)}
         if kind == "map":
-            return {"type": kind, "values": walk(node["values"], space)}
-        kept = {
+            return {"type": kind, "values": resolve(node["values"], space)}
+        attributes = {
             name: node[name]
             for name in ("symbols", "default", "size", "logicalType", "precision", "scale")
             if name in node
         }
         if kind in PRIMITIVES:
-            return {"type": kind, **kept}
+            return {"type": kind, **attributes}
         if kind not in ("record", "error", "enum", "fixed"):
-            return walk(kind, space)
+            return resolve(kind, space)
         full = _full(node["name"], node.get("namespace", space))
         defined.add(full)
         inside = full.rpartition(".")[0]
-        kept |= {"type": "record" if kind == "error" else kind, "name": full}
+        attributes |= {"type": "record" if kind == "error" else kind, "name": full}
         if "aliases" in node:
-            kept["aliases"] = [_full(alias, inside) for alias in node["aliases"]]
+            attributes["aliases"] = [_full(alias, inside) for alias in node["aliases"]]
         if kind in ("record", "error"):
-            kept["fields"] = [
+            attributes["fields"] = [
                 {
-                    **{k: each[k] for k in ("name", "default", "aliases") if k in each},
-                    "type": walk(each["type"], inside),
+                    **{k: member[k] for k in ("name", "default", "aliases") if k in member},
+                    "type": resolve(member["type"], inside),
                 }
-                for each in node["fields"]
+                for member in node["fields"]
             ]
-        return kept
+        return attributes
 
     try:
-        return walk(_json(text), "")
+        return resolve(_json(text), "")
     except (KeyError, TypeError, AttributeError, RecursionError):
-        raise Unfit("it is no Avro schema") from None
+        raise InvalidValue("it is not an Avro schema") from None
 
 
 def parsed_schema(whole: Any) -> Any:
     """Return the complete schema in fastavro's form, without logical types.
 
     Raises:
-        Unfit: it is not a schema.
+        InvalidValue: it is not a schema.
     """
+    # Deferred: the package belongs to an extra.
+    import fastavro
+    from fastavro.schema import SchemaParseException, UnknownType
+
     try:
         return fastavro.parse_schema(_stripped(whole))
     except (SchemaParseException, UnknownType, *MALFORMED):
-        raise Unfit("it is no Avro schema") from None
+        raise InvalidValue("it is not an Avro schema") from None
 
 
 def check_meaning(writer: Any, reader: Any) -> None:
@@ -152,7 +154,7 @@ def check_meaning(writer: Any, reader: Any) -> None:
     microseconds.
 
     Raises:
-        Unfit: a logical type differs.
+        InvalidValue: a logical type differs.
     """
     named = definitions(writer), definitions(reader)
     seen: set[tuple[str, str]] = set()
@@ -162,28 +164,28 @@ def check_meaning(writer: Any, reader: Any) -> None:
         w = named[0].get(w, w) if isinstance(w, str) else w
         r = named[1].get(r, r) if isinstance(r, str) else r
         if isinstance(w, list) or isinstance(r, list):
-            ws, rs = (each if isinstance(each, list) else [each] for each in (w, r))
+            ws, rs = (node if isinstance(node, list) else [node] for node in (w, r))
             waiting += [(a, b) for a in ws for b in rs if _base(a, named[0]) == _base(b, named[1])]
             continue
         if not isinstance(w, dict) or not isinstance(r, dict):
             continue
-        said, read = meaning_of(w), meaning_of(r)
-        if said and read and (said[0], said[2:]) != (read[0], read[2:]):
-            raise Unfit(f"{_shown(said)} is not {_shown(read)}")
+        written, read = meaning_of(w), meaning_of(r)
+        if written and read and (written[0], written[2:]) != (read[0], read[2:]):
+            raise InvalidValue(f"{_logical_type_text(written)} is not {_logical_type_text(read)}")
         waiting += [(w[part], r[part]) for part in ("items", "values") if part in w and part in r]
         if "fields" in w and "fields" in r and (w["name"], r["name"]) not in seen:
             seen.add((w["name"], r["name"]))
             ours = {n: e for e in r["fields"] for n in (*e.get("aliases", ()), e["name"])}
             waiting += [
-                (each["type"], ours[each["name"]]["type"])
-                for each in w["fields"]
-                if each["name"] in ours
+                (member["type"], ours[member["name"]]["type"])
+                for member in w["fields"]
+                if member["name"] in ours
             ]
 
 
 def definitions(node: Any) -> dict[str, Any]:
     """Return the named types by name."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     waiting = [node]
     while waiting:
         node = waiting.pop()
@@ -191,10 +193,10 @@ def definitions(node: Any) -> dict[str, Any]:
             waiting += node
         elif isinstance(node, dict):
             if "name" in node:
-                found[node["name"]] = node
+                by_name[node["name"]] = node
             waiting += [node[inner] for inner in ("items", "values") if inner in node]
-            waiting += [each["type"] for each in node.get("fields", ())]
-    return found
+            waiting += [member["type"] for member in node.get("fields", ())]
+    return by_name
 
 
 def meaning_of(node: Any) -> tuple[Any, ...] | None:
@@ -257,7 +259,7 @@ def _json(text: str) -> Any:
         # A registry may return the schema "string" as that word without quotes.
         if text.strip() in PRIMITIVES:
             return text.strip()
-        raise Unfit("it is not JSON") from None
+        raise InvalidValue("it is not JSON") from None
 
 
 def _full(name: str, space: str) -> str:
@@ -266,16 +268,18 @@ def _full(name: str, space: str) -> str:
 
 def _stripped(node: Any) -> Any:
     if isinstance(node, list):
-        return [_stripped(each) for each in node]
+        return [_stripped(branch) for branch in node]
     if not isinstance(node, dict):
         return node
-    kept = {k: v for k, v in node.items() if k not in ("logicalType", "precision", "scale")}
+    physical = {k: v for k, v in node.items() if k not in ("logicalType", "precision", "scale")}
     for inner in ("items", "values"):
-        if inner in kept:
-            kept[inner] = _stripped(kept[inner])
-    if "fields" in kept:
-        kept["fields"] = [{**each, "type": _stripped(each["type"])} for each in kept["fields"]]
-    return kept
+        if inner in physical:
+            physical[inner] = _stripped(physical[inner])
+    if "fields" in physical:
+        physical["fields"] = [
+            {**member, "type": _stripped(member["type"])} for member in physical["fields"]
+        ]
+    return physical
 
 
 def _base(node: Any, named: Mapping[str, Any]) -> Any:
@@ -283,5 +287,5 @@ def _base(node: Any, named: Mapping[str, Any]) -> Any:
     return node["type"] if isinstance(node, dict) else node
 
 
-def _shown(meaning: tuple[Any, ...]) -> str:
+def _logical_type_text(meaning: tuple[Any, ...]) -> str:
     return f"decimal({meaning[1]},{meaning[2]})" if meaning[0] == "decimal" else str(meaning[0])

@@ -54,16 +54,16 @@ class Kind:
             return pa.array(self._ready(values), self.arrow)
         except MALFORMED:
             pass
-        kept = []
+        arrays = []
         for row, value in enumerate(values):
             try:
-                kept.append(pa.array(self._ready([value]), self.arrow))
+                arrays.append(pa.array(self._ready([value]), self.arrow))
             except MALFORMED:
                 bad.setdefault(
                     row, f'column "{name}" is {self.arrow}, which its value does not fit'
                 )
-                kept.append(pa.nulls(1, self.arrow))
-        return pa.concat_arrays(kept) if kept else pa.nulls(0, self.arrow)
+                arrays.append(pa.nulls(1, self.arrow))
+        return pa.concat_arrays(arrays) if arrays else pa.nulls(0, self.arrow)
 
     def _ready(self, values: list[Any]) -> list[Any]:
         ready = self.ready
@@ -100,7 +100,7 @@ def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> K
             return Kind(pa.binary(node["size"]), _bytes) if node["size"] else _AS_JSON
         case "array":
             item = kind_of(node["items"], named, around)
-            return Kind(pa.list_(item.arrow), _each(item))
+            return Kind(pa.list_(item.arrow), _convert_items(item))
         case "map":
             item = kind_of(node["values"], named, around)
             return Kind(pa.map_(pa.string(), item.arrow), _entries(item))
@@ -108,8 +108,8 @@ def _unmarked(node: Any, named: Mapping[str, Any], around: tuple[str, ...]) -> K
             if node["name"] in around or not node["fields"] or contains_itself(node, named):
                 return _AS_JSON
             inside = [
-                (each, kind_of(each["type"], named, (*around, node["name"])))
-                for each in node["fields"]
+                (member, kind_of(member["type"], named, (*around, node["name"])))
+                for member in node["fields"]
             ]
             return Kind(pa.struct([(e["name"], k.arrow) for e, k in inside]), _members(inside))
         case primitive:
@@ -131,11 +131,11 @@ def _uuid(value: Any) -> str:
     return "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))
 
 
-def _each(item: Kind) -> Ready | None:
+def _convert_items(item: Kind) -> Ready | None:
     ready = item.ready
     if ready is None:
         return None
-    return lambda values: [None if each is None else ready(each) for each in values]
+    return lambda values: [None if value is None else ready(value) for value in values]
 
 
 def _entries(item: Kind) -> Ready:
@@ -146,18 +146,19 @@ def _entries(item: Kind) -> Ready:
 
 
 def _members(inside: list[tuple[Any, Kind]]) -> Ready | None:
-    if all(kind.ready is None and "default" not in each for each, kind in inside):
+    if all(kind.ready is None and "default" not in member for member, kind in inside):
         return None
 
-    def members(values: Any) -> Any:
-        said = {}
-        for each, kind in inside:
+    def convert(values: Any) -> Any:
+        converted = {}
+        for member, kind in inside:
             # A record that is itself a default may omit members that have a default.
-            value = values[each["name"]] if each["name"] in values else each["default"]
-            said[each["name"]] = value if value is None or not kind.ready else kind.ready(value)
-        return said
+            name = member["name"]
+            value = values[name] if name in values else member["default"]
+            converted[name] = value if value is None or not kind.ready else kind.ready(value)
+        return converted
 
-    return members
+    return convert
 
 
 def _as_json(value: Any) -> str:

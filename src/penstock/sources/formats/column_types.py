@@ -22,9 +22,9 @@ import pyarrow as pa
 from penstock.data.schema import check_row_schema
 from penstock.errors import UsageError
 
-__all__ = ["Column", "columns_of", "fit_for_collections"]
+__all__ = ["Column", "check_columns", "parse_columns"]
 
-_WORDS: Final = {
+_TYPES: Final = {
     "boolean": pa.bool_(),
     "smallint": pa.int16(),
     "int": pa.int32(),
@@ -37,7 +37,7 @@ _WORDS: Final = {
     "timestamptz": pa.timestamp("us", "UTC"),
     "json": pa.string(),
 }
-_OTHERWISE: Final = {
+_ALIASES: Final = {
     "bool": "boolean",
     "integer": "int",
     "int2": "smallint",
@@ -59,67 +59,68 @@ class Column:
     """A column of decoded records."""
 
     name: str
-    word: str
+    type_name: str
     """Type name without parameters: one of the names above, such as `numeric`."""
 
     arrow: pa.DataType
 
     @classmethod
-    def parse(cls, name: str, said: Any) -> "Column":
+    def parse(cls, name: str, type_text: Any) -> "Column":
         """Parse a type name.
 
         Raises:
             UsageError: the type does not exist.
         """
-        word = re.sub(r"\s+", " ", said.strip().lower()) if isinstance(said, str) else ""
-        word = _OTHERWISE.get(word, word)
-        if word in _WORDS:
-            return cls(name, word, _WORDS[word])
-        if digits := _NUMERIC.fullmatch(word):
+        text = type_text.strip().lower() if isinstance(type_text, str) else ""
+        text = re.sub(r"\s+", " ", text)
+        type_name = _ALIASES.get(text, text)
+        if type_name in _TYPES:
+            return cls(name, type_name, _TYPES[type_name])
+        if digits := _NUMERIC.fullmatch(type_name):
             precision, scale = int(digits[1]), int(digits[2] or 0)
             if 1 <= precision <= 38 and scale <= precision:
                 return cls(name, "numeric", pa.decimal128(precision, scale))
         raise UsageError(
-            f'column "{name}" has a type that does not exist: {str(said)[:40]!r}',
-            hint=f"Use one of {', '.join(_WORDS)}, or numeric(p, s) with at most 38 digits.",
+            f'column "{name}" has a type that does not exist: {str(type_text)[:40]!r}',
+            hint=f"Use one of {', '.join(_TYPES)}, or numeric(p, s) with at most 38 digits.",
         )
 
     @property
-    def said(self) -> str:
+    def type_text(self) -> str:
         """Type name with its parameters."""
-        if self.word != "numeric":
-            return self.word
+        if self.type_name != "numeric":
+            return self.type_name
         return f"numeric({self.arrow.precision},{self.arrow.scale})"
 
 
-def columns_of(said: Mapping[str, Any], *, what: str) -> tuple[Column, ...]:
+def parse_columns(type_names: Mapping[str, Any], *, owner: str) -> tuple[Column, ...]:
     """Return the columns of a mapping from column names to type names, in its order.
 
     Raises:
         UsageError: a type name or a column name is invalid.
     """
-    columns = tuple(Column.parse(name, word) for name, word in said.items())
-    fit_for_collections(pa.schema([(c.name, c.arrow) for c in columns]), what=what)
+    columns = tuple(Column.parse(name, type_text) for name, type_text in type_names.items())
+    check_columns(pa.schema([(c.name, c.arrow) for c in columns]), owner=owner)
     return columns
 
 
-def fit_for_collections(schema: pa.Schema, *, what: str) -> pa.Schema:
+def check_columns(schema: pa.Schema, *, owner: str) -> pa.Schema:
     """Return `schema`, checked: a collection can have it, and readers can name its columns.
 
     Raises:
         UsageError: the schema is invalid.
     """
     if not schema.names:
-        raise UsageError(f"{what} has no columns", hint="Give it at least one.")
+        raise UsageError(f"{owner} has no columns", hint="Add at least one.")
     if "" in schema.names:
-        raise UsageError(f"{what} has a column without a name", hint="Give it one.")
+        raise UsageError(f"{owner} has a column without a name", hint="Name the column.")
     by_lower: dict[str, str] = {}
     for name in schema.names:
         if (other := by_lower.get(name.lower())) is not None:
             raise UsageError(
-                f'{what} has the columns "{other}" and "{name}"',
-                detail="Spark tells columns apart by their names without regard to case.",
-                hint="Leave one of them out, or rename it.",
+                f'{owner} has the columns "{other}" and "{name}"',
+                detail="Spark compares column names without regard to case.",
+                hint="Remove or rename one of them.",
             )
         by_lower[name.lower()] = name
-    return check_row_schema(schema, (), collection=what)
+    return check_row_schema(schema, (), collection=owner)

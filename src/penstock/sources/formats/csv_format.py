@@ -14,20 +14,27 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.data.jit import compiled
+from penstock.data.text_kernels.byte_column import ByteColumn
+from penstock.data.text_kernels.located_values import (
+    DOUBLED,
+    NOTHING,
+    PLAIN,
+    QUOTED,
+    LocatedValues,
+)
 from penstock.errors import UsageError
-from penstock.sources.formats.column_types import Column, columns_of
+from penstock.sources.formats.column_reader import read_column
+from penstock.sources.formats.column_types import Column, parse_columns
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.formats.json_scanner import not_utf8
-from penstock.sources.formats.text_values import read_column
-from penstock.sources.formats.values import DOUBLED, NOTHING, PLAIN, QUOTED, Cells, Records
+from penstock.sources.formats.json_scanner import invalid_utf8
 
 __all__ = ["CsvFormat"]
 
 
-class _Why(IntEnum):
+class _Defect(IntEnum):
     """Reasons to reject a line; for `COUNT`, `fields` holds the number of fields."""
 
-    NOTHING = 0
+    NONE = 0
     LINES = 1
     UNCLOSED = 2
     AFTER_QUOTE = 3
@@ -36,10 +43,10 @@ class _Why(IntEnum):
 
 
 _REASONS = {
-    _Why.LINES: "it has more than one line",
-    _Why.UNCLOSED: "a quoted field has no end",
-    _Why.AFTER_QUOTE: "something follows the closing quote of a field",
-    _Why.STRAY_QUOTE: "a quote stands inside a field that is not quoted",
+    _Defect.LINES: "it has more than one line",
+    _Defect.UNCLOSED: "a quoted field has no end",
+    _Defect.AFTER_QUOTE: "the closing quote of a field is followed by other text",
+    _Defect.STRAY_QUOTE: "a field without quotes contains a quote",
 }
 
 
@@ -55,25 +62,27 @@ class CsvFormat:
         if len(self.delimiter) != 1 or not self.delimiter.isascii() or self.delimiter in '"\r\n':
             raise UsageError(
                 f"delimiter of csv format is {self.delimiter[:10]!r}",
-                hint="Give one ASCII character that is neither a double quote nor an end of line.",
+                hint="Use one ASCII character that is neither a double quote nor an end of line.",
             )
         schema = pa.schema([(column.name, column.arrow) for column in self.columns])
         object.__setattr__(self, "schema", schema)
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | Sequence[str], *, delimiter: str = ",") -> Self:
+    def of(cls, columns: Mapping[str, Any] | Sequence[str], *, delimiter: str = ",") -> Self:
         """Create the format from type names by column, or from column names, which are text.
 
         Raises:
             UsageError: a type name, a column name or the delimiter is invalid.
         """
-        if not isinstance(said, Mapping):
-            if twice := sorted({name for name in said if list(said).count(name) > 1}):
+        if not isinstance(columns, Mapping):
+            duplicates = {name for name in columns if list(columns).count(name) > 1}
+            if duplicates:
                 raise UsageError(
-                    f'csv format names column "{twice[0]}" twice', hint="Give each its own name."
+                    f'csv format names column "{min(duplicates)}" twice',
+                    hint="Use each name once.",
                 )
-            said = dict.fromkeys(said, "text")
-        return cls(columns_of(said, what="csv format"), delimiter)
+            columns = dict.fromkeys(columns, "text")
+        return cls(parse_columns(columns, owner="csv format"), delimiter)
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
         """Decode values into rows of `schema`."""
@@ -87,43 +96,43 @@ class CsvFormat:
         return Decoded(rows, tuple(bad))
 
     def _columns(self, chunk: pa.Array) -> tuple[list[pa.Array], dict[int, str]]:
-        records = Records.of(chunk)
-        cells = Cells.empty(records, len(self.columns))
-        whys = np.zeros(len(records), np.uint8)
+        records = ByteColumn.of(chunk)
+        values = LocatedValues.missing(records, len(self.columns))
+        defects = np.zeros(len(records), np.uint8)
         fields = np.zeros(len(records), np.int64)
         _split(
             records.data, records.offsets, records.present, ord(self.delimiter),
-            cells.kinds, cells.starts, cells.ends, whys, fields,
+            values.kinds, values.starts, values.ends, defects, fields,
         )  # fmt: skip
-        bad = not_utf8(chunk)
-        for row in np.flatnonzero(whys).tolist():
-            why = _Why(int(whys[row]))
+        bad = invalid_utf8(chunk)
+        for row in np.flatnonzero(defects).tolist():
+            defect = _Defect(int(defects[row]))
             bad.setdefault(
                 row,
-                _REASONS[why]
-                if why in _REASONS
+                _REASONS[defect]
+                if defect in _REASONS
                 else f"it has {fields[row]} fields and not {len(self.columns)}",
             )
         if bad:
-            cells.kinds[:, np.fromiter(bad, np.int64)] = NOTHING
-        read = []
-        for at, column in enumerate(self.columns):
-            array, reasons = read_column(cells, at, column)
-            read.append(array)
+            values.kinds[:, np.fromiter(bad, np.int64)] = NOTHING
+        arrays = []
+        for index, column in enumerate(self.columns):
+            array, reasons = read_column(values, index, column)
+            arrays.append(array)
             for row, reason in reasons.items():
                 bad.setdefault(row, reason)
-        return read, bad
+        return arrays, bad
 
 
-_LINES = int(_Why.LINES)
-_UNCLOSED = int(_Why.UNCLOSED)
-_AFTER_QUOTE = int(_Why.AFTER_QUOTE)
-_STRAY_QUOTE = int(_Why.STRAY_QUOTE)
-_COUNT = int(_Why.COUNT)
+_LINES = int(_Defect.LINES)
+_UNCLOSED = int(_Defect.UNCLOSED)
+_AFTER_QUOTE = int(_Defect.AFTER_QUOTE)
+_STRAY_QUOTE = int(_Defect.STRAY_QUOTE)
+_COUNT = int(_Defect.COUNT)
 
 
 @compiled
-def _split(data, offsets, present, delimiter, kinds, starts, ends, whys, fields):  # type: ignore[no-untyped-def]
+def _split(data, offsets, present, delimiter, kinds, starts, ends, defects, fields):  # type: ignore[no-untyped-def]
     columns = kinds.shape[0]
     for row in range(len(present)):
         if not present[row]:
@@ -134,7 +143,7 @@ def _split(data, offsets, present, delimiter, kinds, starts, ends, whys, fields)
         if end > at and data[end - 1] == 13:
             end -= 1
         count = 0
-        why = 0
+        defect = 0
         while True:
             start = at
             if at < end and data[at] == 34:
@@ -149,22 +158,22 @@ def _split(data, offsets, present, delimiter, kinds, starts, ends, whys, fields)
                             break
                     at += 1
                 if at >= end:
-                    why = _UNCLOSED
+                    defect = _UNCLOSED
                     break
                 at += 1
                 if at < end and data[at] != delimiter:
-                    why = _AFTER_QUOTE
+                    defect = _AFTER_QUOTE
                     break
             else:
                 while at < end and data[at] != delimiter:
                     if data[at] == 34:
-                        why = _STRAY_QUOTE
+                        defect = _STRAY_QUOTE
                         break
                     if data[at] == 10 or data[at] == 13:
-                        why = _LINES
+                        defect = _LINES
                         break
                     at += 1
-                if why:
+                if defect:
                     break
                 kind = NOTHING if at == start else PLAIN
             if count < columns:
@@ -175,7 +184,7 @@ def _split(data, offsets, present, delimiter, kinds, starts, ends, whys, fields)
             if at >= end:
                 break
             at += 1
-        if not why and count != columns:
-            why = _COUNT
-        whys[row] = why
+        if not defect and count != columns:
+            defect = _COUNT
+        defects[row] = defect
         fields[row] = count

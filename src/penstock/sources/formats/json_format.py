@@ -11,11 +11,11 @@ from typing import Any, Final, Self
 import numpy as np
 import pyarrow as pa
 
-from penstock.sources.formats.column_types import Column, columns_of
+from penstock.data.text_kernels.located_values import NOTHING
+from penstock.sources.formats.column_reader import raw_text, read_column
+from penstock.sources.formats.column_types import Column, parse_columns
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.formats.json_scanner import find
-from penstock.sources.formats.text_values import raw_text, read_column
-from penstock.sources.formats.values import NOTHING
+from penstock.sources.formats.json_scanner import locate_values
 
 __all__ = ["DATA", "JsonFormat"]
 
@@ -39,46 +39,47 @@ class JsonFormat:
         object.__setattr__(self, "schema", pa.schema(fields))
 
     @classmethod
-    def of(cls, said: Mapping[str, Any] | None = None) -> Self:
+    def of(cls, columns: Mapping[str, Any] | None = None) -> Self:
         """Create the format from type names by column, or without columns.
 
         Raises:
             UsageError: a type name or a column name is invalid.
         """
-        return cls(None if said is None else columns_of(said, what="json format"))
+        return cls(None if columns is None else parse_columns(columns, owner="json format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
         """Decode values into rows of `schema`."""
-        return self._decode(values, by_walk=True)
+        return self._decode(values, use_scan=True)
 
-    def decode_plainly(self, values: pa.ChunkedArray) -> Decoded:
-        """Decode without compiled code: slow, and used by tests for comparison."""
-        return self._decode(values, by_walk=False)
+    def decode_in_python(self, values: pa.ChunkedArray) -> Decoded:
+        """Decode without the compiled scan: slow, for the comparison in tests."""
+        return self._decode(values, use_scan=False)
 
-    def _decode(self, values: pa.ChunkedArray, *, by_walk: bool) -> Decoded:
+    def _decode(self, values: pa.ChunkedArray, *, use_scan: bool) -> Decoded:
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
-            columns, reasons = self._columns(chunk, by_walk=by_walk)
+            columns, reasons = self._columns(chunk, use_scan=use_scan)
             tables.append(blanked(columns, self.schema, reasons))
             bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
         rows = pa.concat_tables(tables) if tables else self.schema.empty_table()
         return Decoded(rows, tuple(bad))
 
     def _columns(
-        self, chunk: pa.Array, *, by_walk: bool
+        self, chunk: pa.Array, *, use_scan: bool
     ) -> tuple[Sequence[pa.Array], dict[int, str]]:
         if self.columns is None:
-            cells, bad = find(chunk, None, by_walk=by_walk)
-            return [raw_text(cells, 0, cells.ends[0] > 0)], bad
-        cells, bad = find(chunk, [column.name for column in self.columns], by_walk=by_walk)
+            located, bad = locate_values(chunk, None, use_scan=use_scan)
+            return [raw_text(located, 0, located.ends[0] > 0)], bad
+        names = [column.name for column in self.columns]
+        located, bad = locate_values(chunk, names, use_scan=use_scan)
         if bad:
-            # The scan may have found some cells before it rejected the record.
-            cells.kinds[:, np.fromiter(bad, np.int64)] = NOTHING
-        read = []
-        for at, column in enumerate(self.columns):
-            array, reasons = read_column(cells, at, column)
-            read.append(array)
+            # The scan may have located some values before it rejected the record.
+            located.kinds[:, np.fromiter(bad, np.int64)] = NOTHING
+        arrays = []
+        for index, column in enumerate(self.columns):
+            array, reasons = read_column(located, index, column)
+            arrays.append(array)
             for row, reason in reasons.items():
                 bad.setdefault(row, reason)
-        return read, bad
+        return arrays, bad

@@ -1,13 +1,13 @@
 """JSON scanner: compiled code that locates the values of columns in each document.
 
 The scan validates the complete document, including members without a column. It skips a document
-that it does not accept, or whose keys contain escapes. `found_plainly` reads these with Python's
-own parser and returns the reason for an invalid one. For every document that the scan accepts,
-`found_plainly` finds the same cells.
+that it does not accept, or whose keys contain escapes. `locate_in_python` reads these with
+Python's own parser and returns the reason for an invalid one. For every document that the scan
+accepts, `locate_in_python` finds the same values.
 
 If a key occurs twice, the last value counts, as in most JSON readers. Text must be encodable in
 UTF-8, so half of a surrogate pair is rejected everywhere. A document that nests deeper than
-`DEEPEST` is rejected too.
+`MAX_NESTING` is rejected too.
 """
 
 import json
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.data.jit import compiled
-from penstock.sources.formats.values import (
+from penstock.data.text_kernels.byte_column import ByteColumn
+from penstock.data.text_kernels.located_values import (
     ARRAY,
     ESCAPED,
     FALSE,
@@ -29,61 +30,60 @@ from penstock.sources.formats.values import (
     OBJECT,
     STRING,
     TRUE,
-    Cells,
-    Records,
-    Unfit,
+    InvalidValue,
+    LocatedValues,
 )
 
-__all__ = ["DEEPEST", "Found", "find", "found_plainly", "not_utf8"]
+__all__ = ["MAX_NESTING", "invalid_utf8", "locate_in_python", "locate_values"]
 
-DEEPEST: Final = 200
+MAX_NESTING: Final = 200
 """Maximum nesting of arrays and objects."""
 
-Found = list[tuple[int, int, int]]
+Locations = list[tuple[int, int, int]]
 """Kind, start and end of the value of each column."""
 
-_REFUSED: Final = -1
-_WALKED: Final = 0
-_LEFT: Final = 1
+_INVALID: Final = -1
+_SCANNED: Final = 0
+_SKIPPED: Final = 1
 
 
-def find(
-    values: pa.Array, names: Sequence[str] | None, *, by_walk: bool = True
-) -> tuple[Cells, dict[int, str]]:
-    """Return the cells of the columns `names`, and the reason for each invalid record.
+def locate_values(
+    documents: pa.Array, names: Sequence[str] | None, *, use_scan: bool = True
+) -> tuple[LocatedValues, dict[int, str]]:
+    """Return the values of the columns `names`, and the reason for each invalid record.
 
-    Without names there is one column, the document. Tests set `by_walk` to compare both scanners.
+    Without names there is one column, the document. Tests unset `use_scan` to compare both ways.
     """
-    records = Records.of(values)
-    cells = Cells.empty(records, 1 if names is None else len(names))
-    bad = not_utf8(values)
-    status = np.where(records.present, np.uint8(_WALKED), np.uint8(_LEFT))
-    status[list(bad)] = _LEFT
-    if by_walk and names is None:
-        _walk_whole(records.data, records.offsets, status,
-                    cells.kinds, cells.starts, cells.ends)  # fmt: skip
-    elif by_walk and names is not None:
+    records = ByteColumn.of(documents)
+    values = LocatedValues.missing(records, 1 if names is None else len(names))
+    bad = invalid_utf8(documents)
+    status = np.where(records.present, np.uint8(_SCANNED), np.uint8(_SKIPPED))
+    status[list(bad)] = _SKIPPED
+    if use_scan and names is None:
+        _scan_documents(records.data, records.offsets, status,
+                    values.kinds, values.starts, values.ends)  # fmt: skip
+    elif use_scan and names is not None:
         encoded = [name.encode() for name in names]
         bounds = np.cumsum([0, *map(len, encoded)])
-        _walk(records.data, records.offsets, status,
+        _scan_members(records.data, records.offsets, status,
               np.frombuffer(b"".join(encoded), np.uint8), bounds,
-              cells.kinds, cells.starts, cells.ends)  # fmt: skip
+              values.kinds, values.starts, values.ends)  # fmt: skip
     else:
-        status[:] = _LEFT
+        status[:] = _SKIPPED
     for row in np.flatnonzero(status & records.present).tolist():
         if row in bad:
             continue
         try:
-            found = found_plainly(records[row], names)
-        except Unfit as unfit:
-            bad[row] = str(unfit)
+            locations = locate_in_python(records[row], names)
+        except InvalidValue as invalid:
+            bad[row] = str(invalid)
             continue
-        at = int(records.offsets[row])
-        cells.put(row, [(kind, at + start, at + end) for kind, start, end in found])
-    return cells, bad
+        offset = int(records.offsets[row])
+        values.put(row, [(kind, offset + start, offset + end) for kind, start, end in locations])
+    return values, bad
 
 
-def not_utf8(values: pa.Array) -> dict[int, str]:
+def invalid_utf8(values: pa.Array) -> dict[int, str]:
     """Return the rows that are not UTF-8, each with a reason and the first invalid byte."""
     try:
         values.cast(pa.string())
@@ -100,43 +100,43 @@ def not_utf8(values: pa.Array) -> dict[int, str]:
     return bad
 
 
-def found_plainly(document: bytes, names: Sequence[str] | None) -> Found:
-    """Return the cells of one UTF-8 document, with Python's own parser.
+def locate_in_python(document: bytes, names: Sequence[str] | None) -> Locations:
+    """Return the values of one UTF-8 document, with Python's own parser.
 
     Raises:
-        Unfit: the document is invalid.
+        InvalidValue: the document is invalid.
     """
     # One character for each byte: indexes into the text are indexes into the bytes.
     text = document.decode("latin-1")
     if text.startswith("\xef\xbb\xbf"):
-        raise Unfit("it begins with a byte order mark, which JSON does not have")
+        raise InvalidValue("it begins with a byte order mark, which JSON does not have")
     if not text.strip(_BLANKS):
-        raise Unfit("it is empty")
+        raise InvalidValue("it is empty")
     start = _past_blanks(text, 0)
     try:
         value, end = _DECODER.raw_decode(text, start)
-        if (rest := _past_blanks(text, end)) != len(text):
-            raise Unfit(f"something follows the JSON document, at byte {rest}")
+        if (tail := _past_blanks(text, end)) != len(text):
+            raise InvalidValue(f"the JSON document is followed by other text, at byte {tail}")
     except json.JSONDecodeError as error:
-        raise Unfit(f"it is not JSON: {error.msg[:1].lower()}{error.msg[1:]}, at byte {error.pos}")\
-            from None  # fmt: skip
+        message = f"{error.msg[:1].lower()}{error.msg[1:]}"
+        raise InvalidValue(f"it is not JSON: {message}, at byte {error.pos}") from None
     except RecursionError:
         raise _too_deep() from None
-    if _deeper(value):
+    if _is_too_deep(value):
         raise _too_deep()
     if any(half[1] for half in _SURROGATES.finditer(text)):
-        raise Unfit("it is not JSON: text holds half of a surrogate pair")
+        raise InvalidValue("it is not JSON: text contains half of a surrogate pair")
     if names is None:
         return [(_kind(text, start, end), start, end)]
     if text[start] != "{":
-        raise Unfit(f"it is {_WHAT[_kind(text, start, end)]}, and not an object with columns")
+        raise InvalidValue(f"it is {_KIND_NAMES[_kind(text, start, end)]}, and not an object")
     members = _members(text, start)
     return [members.get(name, (NOTHING, 0, 0)) for name in names]
 
 
 def _members(text: str, start: int) -> dict[str, tuple[int, int, int]]:
     """Return the location of each value of a valid object, by key."""
-    found = {}
+    members = {}
     at = _past_blanks(text, start + 1)
     while text[at] != "}":
         _, end = _DECODER.raw_decode(text, at)
@@ -144,11 +144,11 @@ def _members(text: str, start: int) -> dict[str, tuple[int, int, int]]:
         at = _past_blanks(text, _past_blanks(text, end) + 1)
         _, end = _DECODER.raw_decode(text, at)
         kind = _kind(text, at, end)
-        found[name] = (kind, at, end) if kind != NOTHING else (NOTHING, 0, 0)
+        members[name] = (kind, at, end) if kind != NOTHING else (NOTHING, 0, 0)
         at = _past_blanks(text, end)
         if text[at] == ",":
             at = _past_blanks(text, at + 1)
-    return found
+    return members
 
 
 def _kind(text: str, start: int, end: int) -> int:
@@ -175,27 +175,27 @@ def _past_blanks(text: str, at: int) -> int:
     return at
 
 
-def _deeper(value: Any) -> bool:
+def _is_too_deep(value: Any) -> bool:
     """Return whether the value exceeds the maximum nesting."""
     level = [value]
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_NESTING + 1):
+        containers = [item for item in level if isinstance(item, dict | list)]
+        if not containers:
+            return False
         level = [
             inner
-            for each in level
-            if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ] + [0 for each in level if isinstance(each, dict | list)]
-        if not level:
-            return False
+            for container in containers
+            for inner in (container.values() if isinstance(container, dict) else container)
+        ]
     return True
 
 
-def _too_deep() -> Unfit:
-    return Unfit(f"it has more than {DEEPEST} arrays and objects in one another")
+def _too_deep() -> InvalidValue:
+    return InvalidValue(f"it nests arrays and objects more than {MAX_NESTING} levels deep")
 
 
 def _not_json(constant: str) -> Any:
-    raise json.JSONDecodeError(f"{constant} is no number", "", 0)
+    raise json.JSONDecodeError(f"{constant} is not a number", "", 0)
 
 
 _BLANKS: Final = " \t\n\r"
@@ -210,7 +210,7 @@ _SURROGATES: Final = re.compile(
 )
 """Escapes in sequence; the group matches half of a surrogate pair."""
 
-_WHAT: Final = {
+_KIND_NAMES: Final = {
     ARRAY: "an array",
     STRING: "text",
     ESCAPED: "text",
@@ -263,34 +263,34 @@ def _string(data, at, end):  # type: ignore[no-untyped-def]
         while at < end and not _STOPS[data[at]]:
             at += 1
         if at >= end:
-            return _REFUSED, False
+            return _INVALID, False
         c = data[at]
         if c == 34:
             return at + 1, escaped
         if c < 32:
-            return _REFUSED, False
+            return _INVALID, False
         escaped = True
         if at + 1 >= end:
-            return _REFUSED, False
+            return _INVALID, False
         c = data[at + 1]
         if c == 117:
             unit = _hex(data, at + 2, end)
             if unit < 0 or 0xDC00 <= unit < 0xE000:
-                return _REFUSED, False
+                return _INVALID, False
             at += 6
             if 0xD800 <= unit < 0xDC00:
                 if end - at < 6 or data[at] != 92 or data[at + 1] != 117:
-                    return _REFUSED, False
+                    return _INVALID, False
                 unit = _hex(data, at + 2, end)
                 if unit < 0xDC00 or unit >= 0xE000:
-                    return _REFUSED, False
+                    return _INVALID, False
                 at += 6
         elif (
             c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116
         ):
             at += 2
         else:
-            return _REFUSED, False
+            return _INVALID, False
 
 
 @compiled
@@ -299,7 +299,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
     if at < end and data[at] == 45:
         at += 1
     if at >= end or data[at] < 48 or data[at] > 57:
-        return _REFUSED, NUMBER
+        return _INVALID, NUMBER
     if data[at] == 48:
         at += 1
     else:
@@ -310,7 +310,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
         kind = NUMBER
         at += 1
         if at >= end or data[at] < 48 or data[at] > 57:
-            return _REFUSED, NUMBER
+            return _INVALID, NUMBER
         while at < end and 48 <= data[at] <= 57:
             at += 1
     if at < end and (data[at] == 101 or data[at] == 69):
@@ -319,7 +319,7 @@ def _number(data, at, end):  # type: ignore[no-untyped-def]
         if at < end and (data[at] == 43 or data[at] == 45):
             at += 1
         if at >= end or data[at] < 48 or data[at] > 57:
-            return _REFUSED, NUMBER
+            return _INVALID, NUMBER
         while at < end and 48 <= data[at] <= 57:
             at += 1
     return at, kind
@@ -330,9 +330,9 @@ def _word(data, at, end, b, c, d, e):  # type: ignore[no-untyped-def]
     """Return the end of the literal at `at`, given its letters after the first; `e` may be 0."""
     length = 5 if e else 4
     if end - at < length or data[at + 1] != b or data[at + 2] != c or data[at + 3] != d:
-        return _REFUSED
+        return _INVALID
     if e and data[at + 4] != e:
-        return _REFUSED
+        return _INVALID
     return at + length
 
 
@@ -340,13 +340,13 @@ def _word(data, at, end, b, c, d, e):  # type: ignore[no-untyped-def]
 def _past_key(data, at, end):  # type: ignore[no-untyped-def]
     """Return the start of the value whose key starts at `at`."""
     if at >= end or data[at] != 34:
-        return _REFUSED
+        return _INVALID
     at, _ = _string(data, at, end)
     if at < 0:
-        return _REFUSED
+        return _INVALID
     at = _blanks(data, at, end)
     if at >= end or data[at] != 58:
-        return _REFUSED
+        return _INVALID
     return _blanks(data, at + 1, end)
 
 
@@ -354,13 +354,13 @@ def _past_key(data, at, end):  # type: ignore[no-untyped-def]
 def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
     """Return the end of the value at `at`, and its kind; `depth` containers enclose it.
 
-    `objects` is a work array of size `DEEPEST + 1`: true for each nesting level that is an object.
+    `objects` is a work array of size `MAX_NESTING + 1`, true for each level that is an object.
     """
     outermost = NOTHING
     around = depth
     while True:
         if at >= end:
-            return _REFUSED, NOTHING
+            return _INVALID, NOTHING
         c = data[at]
         if c == 34:
             at, escaped = _string(data, at, end)
@@ -370,8 +370,8 @@ def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
             if depth == around:
                 outermost = kind
             depth += 1
-            if depth > DEEPEST:
-                return _REFUSED, NOTHING
+            if depth > MAX_NESTING:
+                return _INVALID, NOTHING
             objects[depth] = c == 123
             at = _blanks(data, at + 1, end)
             if at < end and data[at] == c + 2:
@@ -380,7 +380,7 @@ def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
             elif c == 123:
                 at = _past_key(data, at, end)
                 if at < 0:
-                    return _REFUSED, NOTHING
+                    return _INVALID, NOTHING
                 continue
             else:
                 continue
@@ -396,23 +396,23 @@ def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
         else:
             at, kind = _number(data, at, end)
         if at < 0:
-            return _REFUSED, NOTHING
+            return _INVALID, NOTHING
         if depth == around:
             return at, kind
         while depth > around:
             at = _blanks(data, at, end)
             if at >= end:
-                return _REFUSED, NOTHING
+                return _INVALID, NOTHING
             c = data[at]
             if c == 44:
                 at = _blanks(data, at + 1, end)
                 if objects[depth]:
                     at = _past_key(data, at, end)
                     if at < 0:
-                        return _REFUSED, NOTHING
+                        return _INVALID, NOTHING
                 break
             if c != (125 if objects[depth] else 93):
-                return _REFUSED, NOTHING
+                return _INVALID, NOTHING
             at += 1
             depth -= 1
         if depth == around:
@@ -420,16 +420,16 @@ def _value(data, at, end, objects, depth):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def _walk_whole(data, offsets, status, kinds, starts, ends):  # type: ignore[no-untyped-def]
-    objects = np.zeros(DEEPEST + 1, np.bool_)
+def _scan_documents(data, offsets, status, kinds, starts, ends):  # type: ignore[no-untyped-def]
+    objects = np.zeros(MAX_NESTING + 1, np.bool_)
     for row in range(len(status)):
-        if status[row] != _WALKED:
+        if status[row] != _SCANNED:
             continue
         end = offsets[row + 1]
         start = _blanks(data, offsets[row], end)
         at, kind = _value(data, start, end, objects, 0)
         if at < 0 or _blanks(data, at, end) != end:
-            status[row] = _LEFT
+            status[row] = _SKIPPED
             continue
         kinds[0, row] = kind
         starts[0, row] = start
@@ -459,16 +459,16 @@ def _named(data, start, end, names, bounds, guess):  # type: ignore[no-untyped-d
 
 
 @compiled
-def _walk(data, offsets, status, names, bounds, kinds, starts, ends):  # type: ignore[no-untyped-def]
-    objects = np.zeros(DEEPEST + 1, np.bool_)
+def _scan_members(data, offsets, status, names, bounds, kinds, starts, ends):  # type: ignore[no-untyped-def]
+    objects = np.zeros(MAX_NESTING + 1, np.bool_)
     count = len(bounds) - 1
     for row in range(len(status)):
-        if status[row] != _WALKED:
+        if status[row] != _SCANNED:
             continue
         end = offsets[row + 1]
         at = _blanks(data, offsets[row], end)
         if at >= end or data[at] != 123:
-            status[row] = _LEFT
+            status[row] = _SKIPPED
             continue
         at = _blanks(data, at + 1, end)
         done = at < end and data[at] == 125
@@ -503,4 +503,4 @@ def _walk(data, offsets, status, names, bounds, kinds, starts, ends):  # type: i
             else:
                 break
         if not done or _blanks(data, at + 1, end) != end:
-            status[row] = _LEFT
+            status[row] = _SKIPPED

@@ -25,10 +25,10 @@ from google.protobuf import descriptor_pb2, descriptor_pool, json_format, messag
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
+from penstock.data.text_kernels.located_values import InvalidValue
 from penstock.errors import UsageError
-from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.column_types import check_columns
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.formats.values import Unfit
 
 __all__ = ["ProtobufFormat"]
 
@@ -68,21 +68,24 @@ class ProtobufFormat:
     """
 
     schema: pa.Schema = field(init=False)
-    _kept: dict[str, Any] = field(init=False, repr=False, compare=False)
+    _cache: dict[str, Any] = field(init=False, repr=False, compare=False)
     """Data derived from the descriptor; not pickled, but built again."""
 
     def __post_init__(self) -> None:
-        described = _described(self.descriptors, self.message)
-        columns = [(each.name, *_field(each, (described.full_name,))) for each in described.fields]
-        made = {
-            "class": message_factory.GetMessageClass(described),
+        message = _find_message(self.descriptors, self.message)
+        columns = [
+            (descriptor.name, *_field(descriptor, (message.full_name,)))
+            for descriptor in message.fields
+        ]
+        cache = {
+            "class": message_factory.GetMessageClass(message),
             "columns": columns,
-            "path": _path(described),
+            "path": _path(message),
         }
         schema = pa.schema([(name, kind) for name, kind, _ in columns])
         what = f'protobuf message "{self.message}"'
-        object.__setattr__(self, "schema", fit_for_collections(schema, what=what))
-        object.__setattr__(self, "_kept", made)
+        object.__setattr__(self, "schema", check_columns(schema, owner=what))
+        object.__setattr__(self, "_cache", cache)
 
     def __getstate__(self) -> tuple[bytes, str, bool]:
         return self.descriptors, self.message, self.framed
@@ -98,9 +101,12 @@ class ProtobufFormat:
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
             reasons: dict[int, str] = {}
-            found = [self._read(value, row, reasons) for row, value in enumerate(chunk.to_pylist())]
+            messages = [
+                self._read(value, row, reasons) for row, value in enumerate(chunk.to_pylist())
+            ]
             columns = [
-                _array(found, name, kind, get, reasons) for name, kind, get in self._kept["columns"]
+                _array(messages, name, kind, get, reasons)
+                for name, kind, get in self._cache["columns"]
             ]
             tables.append(blanked(columns, self.schema, reasons))
             bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
@@ -111,10 +117,10 @@ class ProtobufFormat:
         if value is None:
             return None
         try:
-            start = _unframed(value, self._kept["path"]) if self.framed else 0
-            message: Message = self._kept["class"].FromString(value[start:] if start else value)
-        except Unfit as unfit:
-            bad[row] = str(unfit)
+            start = _unframed(value, self._cache["path"]) if self.framed else 0
+            message: Message = self._cache["class"].FromString(value[start:] if start else value)
+        except InvalidValue as invalid:
+            bad[row] = str(invalid)
         except DecodeError:
             bad[row] = f'it is not a message "{self.message}"'
         else:
@@ -122,52 +128,52 @@ class ProtobufFormat:
         return None
 
 
-def _described(descriptors: bytes, name: str) -> Descriptor:
+def _find_message(descriptors: bytes, name: str) -> Descriptor:
     pool = descriptor_pool.DescriptorPool()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(descriptors)
     except DecodeError:
         raise UsageError(
-            "descriptors of protobuf format are no FileDescriptorSet",
-            hint="Make them with protoc --include_imports --descriptor_set_out=FILE.",
+            "descriptors of protobuf format are not a FileDescriptorSet",
+            hint="Create them with protoc --include_imports --descriptor_set_out=FILE.",
         ) from None
     try:
-        for each in _in_order(files):
-            pool.AddSerializedFile(each.SerializeToString())
+        for file in _in_order(files):
+            pool.AddSerializedFile(file.SerializeToString())
         return pool.FindMessageTypeByName(name.removeprefix("."))
     except TypeError:
         raise UsageError(
-            "descriptors of protobuf format lack a file that another imports",
-            hint="Make them with protoc --include_imports --descriptor_set_out=FILE.",
+            "descriptors of protobuf format miss a file that another imports",
+            hint="Create them with protoc --include_imports --descriptor_set_out=FILE.",
         ) from None
     except KeyError:
-        there = sorted(
-            ".".join(filter(None, (each.package, message.name)))
-            for each in files.file
-            for message in each.message_type
-            if not each.package.startswith("google.protobuf")
+        names = sorted(
+            ".".join(filter(None, (file.package, message.name)))
+            for file in files.file
+            for message in file.message_type
+            if not file.package.startswith("google.protobuf")
         )
         raise UsageError(
             f'descriptors of protobuf format have no message "{name[:80]}"',
-            hint=f"They have {', '.join(there[:10])}.",
+            hint=f"They have {', '.join(names[:10])}.",
         ) from None
 
 
 def _in_order(files: Any) -> list[Any]:
     """Return the files in import order: each after its imports."""
-    by_name = {each.name: each for each in files.file}
+    by_name = {file.name: file for file in files.file}
     done: dict[str, Any] = {}
 
     def visit(name: str) -> None:
         if name in done or name not in by_name:
             return
-        each = by_name.pop(name)
-        for other in each.dependency:
+        file = by_name.pop(name)
+        for other in file.dependency:
             visit(other)
-        done[name] = each
+        done[name] = file
 
-    for each in files.file:
-        visit(each.name)
+    for file in files.file:
+        visit(file.name)
     return list(done.values())
 
 
@@ -177,28 +183,30 @@ def _path(described: Descriptor) -> tuple[int, ...]:
     inner: Descriptor = described
     while inner.containing_type is not None:
         outer: Descriptor = inner.containing_type
-        indexes.insert(0, [each.name for each in outer.nested_types].index(inner.name))
+        indexes.insert(0, [nested.name for nested in outer.nested_types].index(inner.name))
         inner = outer
     own = descriptor_pb2.FileDescriptorProto()
     inner.file.CopyToProto(own)
-    return ([each.name for each in own.message_type].index(inner.name), *indexes)
+    return ([nested.name for nested in own.message_type].index(inner.name), *indexes)
 
 
 def _unframed(value: bytes, path: tuple[int, ...]) -> int:
     """Return the start offset of the message."""
     if len(value) < 6 or value[0] != 0:
-        raise Unfit("it does not begin with a zero byte, the id of a schema and a message's index")
+        raise InvalidValue(
+            "it does not begin with a zero byte, the id of a schema and a message's index"
+        )
     count, at = _zigzag(value, 5)
     # The encoding has a short form for the first message of a file.
-    found = [0] if count == 0 else []
+    indexes = [0] if count == 0 else []
     if not 0 <= count <= 100:
-        raise Unfit("its message's index is malformed")
+        raise InvalidValue("its message index is malformed")
     for _ in range(count):
         index, at = _zigzag(value, at)
-        found.append(index)
-    if tuple(found) != path:
-        raise Unfit(
-            f"it is message {'.'.join(map(str, found))} of its schema, and not "
+        indexes.append(index)
+    if tuple(indexes) != path:
+        raise InvalidValue(
+            f"it is message {'.'.join(map(str, indexes))} of its schema, and not "
             f"{'.'.join(map(str, path))}"
         )
     return at
@@ -213,68 +221,72 @@ def _zigzag(value: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return (number >> 1) ^ -(number & 1), at
         shift += 7
-    raise Unfit("its message's index is malformed")
+    raise InvalidValue("its message index is malformed")
 
 
 def _array(
-    found: list[Message | None], name: str, kind: pa.DataType, get: Get, bad: dict[int, str]
+    messages: list[Message | None], name: str, kind: pa.DataType, get: Get, bad: dict[int, str]
 ) -> pa.Array:
     try:
-        return pa.array([None if each is None else get(each) for each in found], kind)
+        return pa.array([None if message is None else get(message) for message in messages], kind)
     except ValueError:
         pass
     # In proto2, string fields may hold bytes that are not UTF-8.
-    kept = []
-    for row, each in enumerate(found):
+    arrays = []
+    for row, message in enumerate(messages):
         try:
-            kept.append(pa.array([None if each is None else get(each)], kind))
+            arrays.append(pa.array([None if message is None else get(message)], kind))
         except ValueError:
-            bad.setdefault(row, f'field "{name}" holds text that is not UTF-8')
-            kept.append(pa.nulls(1, kind))
-    return pa.concat_arrays(kept)
+            bad.setdefault(row, f'field "{name}" contains text that is not UTF-8')
+            arrays.append(pa.nulls(1, kind))
+    return pa.concat_arrays(arrays)
 
 
-def _field(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get]:
+def _field(descriptor: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get]:
     """Return the type of a field, and a function that gets its value from a message."""
-    name = each.name
-    entry = each.message_type
+    name = descriptor.name
+    entry = descriptor.message_type
     if entry is not None and entry.GetOptions().map_entry:
         key_kind, key = _value(entry.fields_by_name["key"], around)
         kind, item = _value(entry.fields_by_name["value"], around)
 
         def entries(message: Any) -> Any:
             # Sorted by key: maps have no order, and rows must be deterministic.
-            held = getattr(message, name)
-            return [(_got(key, k), _got(item, held[k])) for k in sorted(held)]
+            items = getattr(message, name)
+            return [(_convert(key, k), _convert(item, items[k])) for k in sorted(items)]
 
         return pa.map_(key_kind, kind), entries
-    kind, made = _value(each, around)
-    if each.is_repeated:
-        return pa.list_(kind), lambda message: [_got(made, v) for v in getattr(message, name)]
-    if each.has_presence:
+    kind, convert = _value(descriptor, around)
+    if descriptor.is_repeated:
+        return pa.list_(kind), lambda message: [
+            _convert(convert, v) for v in getattr(message, name)
+        ]
+    if descriptor.has_presence:
         return (
             kind,
-            lambda message: _got(made, getattr(message, name)) if message.HasField(name) else None,
+            lambda message: (
+                _convert(convert, getattr(message, name)) if message.HasField(name) else None
+            ),
         )
-    return kind, lambda message: _got(made, getattr(message, name))
+    return kind, lambda message: _convert(convert, getattr(message, name))
 
 
-def _got(made: Get | None, value: Any) -> Any:
-    return value if made is None else made(value)
+def _convert(convert: Get | None, value: Any) -> Any:
+    return value if convert is None else convert(value)
 
 
-def _value(each: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get | None]:
+def _value(descriptor: FieldDescriptor, around: tuple[str, ...]) -> tuple[pa.DataType, Get | None]:
     """Return the type of one value of a field, and its conversion; None if none is needed."""
-    if each.cpp_type in _PLAIN:
-        return _PLAIN[each.cpp_type], None
-    if each.cpp_type == FieldDescriptor.CPPTYPE_STRING:
-        return (pa.binary() if each.type == FieldDescriptor.TYPE_BYTES else pa.string()), None
-    if each.enum_type is not None:
+    if descriptor.cpp_type in _PLAIN:
+        return _PLAIN[descriptor.cpp_type], None
+    if descriptor.cpp_type == FieldDescriptor.CPPTYPE_STRING:
+        return (pa.binary() if descriptor.type == FieldDescriptor.TYPE_BYTES else pa.string()), None
+    if descriptor.enum_type is not None:
         names: dict[int, str] = {}
-        for value in each.enum_type.values:
+        for value in descriptor.enum_type.values:
             names.setdefault(value.number, value.name)
         return pa.string(), lambda number: names.get(number) or str(number)
-    inner = each.message_type
+    inner = descriptor.message_type
     assert inner is not None
     if inner.full_name in _WRAPPERS:
         kind, _ = _value(inner.fields_by_name["value"], around)
@@ -291,8 +303,8 @@ def _contains_itself(described: Descriptor) -> bool:
     seen: set[str] = set()
     waiting = [described]
     while waiting:
-        for each in waiting.pop().fields:
-            inner = each.message_type
+        for descriptor in waiting.pop().fields:
+            inner = descriptor.message_type
             if inner is None or inner.full_name in seen:
                 continue
             if inner.full_name == described.full_name:
@@ -303,5 +315,5 @@ def _contains_itself(described: Descriptor) -> bool:
 
 
 def _as_json(message: Message) -> str:
-    said = json_format.MessageToDict(message, preserving_proto_field_name=True)
-    return msgspec.json.encode(said, order="sorted").decode()
+    document = json_format.MessageToDict(message, preserving_proto_field_name=True)
+    return msgspec.json.encode(document, order="sorted").decode()

@@ -4,9 +4,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from penstock.sources.formats.column_types import fit_for_collections
+from penstock.sources.formats.column_types import check_columns
 from penstock.sources.formats.format import Bad, Decoded, blanked, chunks_of
-from penstock.sources.formats.json_scanner import not_utf8
+from penstock.sources.formats.json_scanner import invalid_utf8
 
 __all__ = ["BytesFormat", "TextFormat"]
 
@@ -20,14 +20,14 @@ class TextFormat:
 
     def __post_init__(self) -> None:
         schema = pa.schema([(self.column, pa.string())])
-        object.__setattr__(self, "schema", fit_for_collections(schema, what="text format"))
+        object.__setattr__(self, "schema", check_columns(schema, owner="text format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
         """Decode values into rows of `schema`; a record that is not UTF-8 is bad."""
         tables: list[pa.Table] = []
         bad: list[Bad] = []
         for first, chunk in chunks_of(values):
-            reasons = not_utf8(chunk)
+            reasons = invalid_utf8(chunk)
             good = blanked([chunk], pa.schema([("", chunk.type)]), reasons)
             tables.append(good.rename_columns(self.schema.names).cast(self.schema))
             bad += [Bad(first + row, reasons[row]) for row in sorted(reasons)]
@@ -44,7 +44,7 @@ class BytesFormat:
 
     def __post_init__(self) -> None:
         schema = pa.schema([(self.column, pa.binary())])
-        object.__setattr__(self, "schema", fit_for_collections(schema, what="bytes format"))
+        object.__setattr__(self, "schema", check_columns(schema, owner="bytes format"))
 
     def decode(self, values: pa.ChunkedArray) -> Decoded:
         """Return values as rows of `schema`; no record is bad."""

@@ -18,13 +18,12 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from penstock.data.text_kernels.located_values import InvalidValue
 from penstock.errors import UsageError
 from penstock.sources.formats.format import chunks_of
-from penstock.sources.formats.json_format import JsonFormat
-from penstock.sources.formats.json_scanner import found_plainly, not_utf8
-from penstock.sources.formats.values import Unfit
+from penstock.sources.formats.json_scanner import invalid_utf8, locate_in_python
 
-__all__ = ["infer", "inferred_words"]
+__all__ = ["infer_columns"]
 
 _WHOLE: Final = 1 << 53
 """Limit up to which doubles hold every integer."""
@@ -44,42 +43,36 @@ class _Number(str):
 _DECODER: Final = json.JSONDecoder(parse_int=_Integer, parse_float=_Number)
 
 
-def infer(sample: pa.ChunkedArray) -> JsonFormat:
-    """Return a format with the columns of the sample.
-
-    Raises:
-        UsageError: the sample has no objects, or a member name is not a valid column name.
-    """
-    return JsonFormat.of(inferred_words(sample))
-
-
-def inferred_words(sample: pa.ChunkedArray) -> dict[str, str]:
+def infer_columns(sample: pa.ChunkedArray) -> dict[str, str]:
     """Return the type name of each column of the sample, in order of first appearance.
 
     Records that cannot be decoded are ignored.
+
+    Raises:
+        UsageError: the sample has no objects.
     """
-    found: dict[str, set[str]] = {}
+    kinds_by_name: dict[str, set[str]] = {}
     objects = 0
     for _, chunk in chunks_of(sample):
-        bad = not_utf8(chunk)
+        bad = invalid_utf8(chunk)
         for row, value in enumerate(chunk.to_pylist()):
             if value is None or row in bad:
                 continue
             try:
-                found_plainly(value, ())
-            except Unfit:
+                locate_in_python(value, ())
+            except InvalidValue:
                 continue
             objects += 1
             for name, member in _DECODER.decode(value.decode()).items():
-                kinds = found.setdefault(name, set())
+                kinds = kinds_by_name.setdefault(name, set())
                 if member is not None:
                     kinds.add(_kind(member))
     if not objects:
         raise UsageError(
             "the sample of records holds no JSON object",
-            hint="Give the columns, or leave them out for one column with the document.",
+            hint="Name the columns, or remove columns to get one column with the document.",
         )
-    return {name: _widened(kinds) for name, kinds in found.items()}
+    return {name: _widened(kinds) for name, kinds in kinds_by_name.items()}
 
 
 def _kind(member: Any) -> str:
@@ -101,8 +94,7 @@ def _kind(member: Any) -> str:
 def _held(number: str) -> bool:
     if len(number) > _LONGEST or math.isinf(near := float(number)):
         return False
-    said, printed = Decimal(number), Decimal(repr(near))
-    return said == printed
+    return Decimal(number) == Decimal(repr(near))
 
 
 def _widened(kinds: set[str]) -> str:

@@ -22,7 +22,7 @@ from penstock.errors import DefiniteError, SourceError, TransientError, UsageErr
 
 __all__ = ["NoSuchSchema", "Registered", "Registry"]
 
-MOST_BYTES: Final = 16 << 20
+MAX_BYTES: Final = 16 << 20
 """Maximum size of an answer, in bytes."""
 
 _NOT_NOW: Final = frozenset({408, 421, 425, 429})
@@ -78,11 +78,13 @@ class Registry:
         """Return the registry at `url`, which may contain user and password."""
         parts = urllib.parse.urlsplit(url)
         bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        made = cls(bare, ca=ca)
+        registry = cls(bare, ca=ca)
         if parts.username is None:
-            return made
+            return registry
         unquoted = urllib.parse.unquote
-        return replace(made, user=unquoted(parts.username), password=unquoted(parts.password or ""))
+        return replace(
+            registry, user=unquoted(parts.username), password=unquoted(parts.password or "")
+        )
 
     def by_id(self, id: int) -> Registered:
         """Return the schema with an id that a record contains.
@@ -105,48 +107,50 @@ class Registry:
 
     def _version(self, subject: str, version: str) -> Registered:
         quoted = urllib.parse.quote(subject, safe="")
-        said = self._ask(f"/subjects/{quoted}/versions/{version}", f'subject "{subject}"')
-        return self._registered(said, said.get("id"))
+        response = self._request(f"/subjects/{quoted}/versions/{version}", f'subject "{subject}"')
+        return self._registered(response, response.get("id"))
 
-    def _registered(self, said: dict[str, Any], id: Any) -> Registered:
-        schema, kind = said.get("schema"), said.get("schemaType", "AVRO")
+    def _registered(self, response: dict[str, Any], id: Any) -> Registered:
+        schema, kind = response.get("schema"), response.get("schemaType", "AVRO")
         if not isinstance(schema, str) or not isinstance(id, int) or not isinstance(kind, str):
             raise self._no_registry()
-        references = said.get("references") or []
-        return Registered(id, schema, kind, tuple(self._referenced(each) for each in references))
+        references = response.get("references") or []
+        resolved = tuple(self._resolve_reference(reference) for reference in references)
+        return Registered(id, schema, kind, resolved)
 
-    def _referenced(self, said: Any) -> tuple[str, Registered]:
+    def _resolve_reference(self, reference: Any) -> tuple[str, Registered]:
         try:
-            name, subject, version = said["name"], said["subject"], int(said["version"])
+            name, subject = reference["name"], reference["subject"]
+            version = int(reference["version"])
         except (KeyError, TypeError, ValueError):
             raise self._no_registry() from None
         # A version of a subject is immutable, as an id is.
         return str(name), _by_version(self, str(subject), version)
 
-    def _ask(self, path: str, what: str) -> dict[str, Any]:
+    def _request(self, path: str, what: str) -> dict[str, Any]:
         request = urllib.request.Request(self.url.rstrip("/") + path)
         request.add_header("Accept", "application/vnd.schemaregistry.v1+json, application/json")
         if self.user is not None:
             pair = f"{self.user}:{self.password or ''}".encode()
             request.add_header("Authorization", "Basic " + b64encode(pair).decode())
         try:
-            with _opener(self.ca).open(request, timeout=self.timeout_ms / 1000) as answer:
-                body = answer.read(MOST_BYTES + 1)
+            with _opener(self.ca).open(request, timeout=self.timeout_ms / 1000) as response:
+                body = response.read(MAX_BYTES + 1)
         except urllib.error.HTTPError as error:
             with error:
                 body = error.read(1 << 16)
-            raise self._refusal(error.code, body, what) from None
+            raise self._rejected(error.code, body, what) from None
         except urllib.error.URLError as error:
-            raise self._unreached(error.reason) from None
+            raise self._unreachable(error.reason) from None
         except (OSError, http.client.HTTPException) as error:
-            raise self._unreached(error) from None
-        if len(body) > MOST_BYTES or not isinstance(said := _parsed(body), dict):
+            raise self._unreachable(error) from None
+        if len(body) > MAX_BYTES or not isinstance(document := _parse_json(body), dict):
             raise self._no_registry()
-        return said
+        return document
 
-    def _refusal(self, status: int, body: bytes, what: str) -> SourceError:
-        said = _parsed(body)
-        code = said.get("error_code") if isinstance(said, dict) else None
+    def _rejected(self, status: int, body: bytes, what: str) -> SourceError:
+        document = _parse_json(body)
+        code = document.get("error_code") if isinstance(document, dict) else None
         if status >= 500 or status in _NOT_NOW:
             return TransientError(
                 f"schema registry {self.url} could not answer", detail=f"Its status was {status}."
@@ -155,9 +159,9 @@ class Registry:
             return NoSuchSchema(f"{what} does not exist in schema registry {self.url}")
         if status in (401, 403):
             return DefiniteError(
-                f"schema registry {self.url} refuses us",
+                f"access to schema registry {self.url} was denied",
                 detail=f"Its status was {status} for {what}.",
-                hint="Check user and password, and what that user may read.",
+                hint="Check user and password, and the permissions of that user.",
             )
         if status == 404:
             return DefiniteError(
@@ -165,27 +169,27 @@ class Registry:
                 hint="Check its name and the registry's url.",
             )
         return DefiniteError(
-            f"schema registry {self.url} cannot tell {what}",
+            f"schema registry {self.url} did not return {what}",
             detail=f"Its status was {status}; redirections are not followed.",
             hint="Check the registry's url.",
         )
 
-    def _unreached(self, why: object) -> SourceError:
-        if isinstance(why, ssl.SSLCertVerificationError):
+    def _unreachable(self, reason: object) -> SourceError:
+        if isinstance(reason, ssl.SSLCertVerificationError):
             return DefiniteError(
                 f"schema registry {self.url} has a certificate that is not trusted",
-                detail=f"{why.verify_message}.",
-                hint="Give the certificate of its authority as ca.",
+                detail=f"{reason.verify_message}.",
+                hint="Set ca to the certificate of its authority.",
             )
         return TransientError(
             f"schema registry {self.url} could not be reached",
-            detail=f"The attempt ended with {type(why).__name__}.",
+            detail=f"The attempt ended with {type(reason).__name__}.",
             hint="Check that it runs and that this host may connect to it.",
         )
 
     def _no_registry(self) -> DefiniteError:
         return DefiniteError(
-            f"what answers at {self.url} is no schema registry",
+            f"server at {self.url} is not a schema registry",
             hint="Check the registry's url.",
         )
 
@@ -193,7 +197,7 @@ class Registry:
 @functools.lru_cache(maxsize=4096)
 def _by_id(registry: Registry, id: int) -> Registered:
     # Errors are not cached: the registry may be available at the next record.
-    return registry._registered(registry._ask(f"/schemas/ids/{id}", f"schema id {id}"), id)
+    return registry._registered(registry._request(f"/schemas/ids/{id}", f"schema id {id}"), id)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -201,7 +205,7 @@ def _by_version(registry: Registry, subject: str, version: int) -> Registered:
     return registry._version(subject, str(version))
 
 
-class _Stay(urllib.request.HTTPRedirectHandler):
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Handler that follows no redirect: the password would be sent to another server."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
@@ -214,12 +218,12 @@ def _opener(ca: str | None) -> urllib.request.OpenerDirector:
         context = ssl.create_default_context(cadata=ca)
     except ssl.SSLError:
         raise UsageError(
-            "ca of the schema registry holds no certificates", hint="Give them in PEM."
+            "ca of the schema registry contains no certificates", hint="Use PEM."
         ) from None
-    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _Stay)
+    return urllib.request.build_opener(urllib.request.HTTPSHandler(context=context), _NoRedirects)
 
 
-def _parsed(body: bytes) -> Any:
+def _parse_json(body: bytes) -> Any:
     try:
         return json.loads(body)
     except ValueError:

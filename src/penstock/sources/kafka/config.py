@@ -19,24 +19,22 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
-import pyarrow as pa
-
 from penstock.errors import UsageError
-from penstock.sources.kafka.chosen import Chosen
-from penstock.sources.kafka.layout import Envelope, Layout
-from penstock.sources.kafka.properties import is_harmless
+from penstock.sources.kafka.client_properties import is_harmless
+from penstock.sources.kafka.format_spec import FormatSpec
+from penstock.sources.kafka.output_schema import Envelope, OutputSchema
 
-__all__ = ["BITE", "KafkaConfig", "Sasl", "Start", "Tls"]
+__all__ = ["CHUNK_RECORDS", "KafkaConfig", "Sasl", "Start", "Tls"]
 
-BITE: Final = 2_000_000
+CHUNK_RECORDS: Final = 2_000_000
 """Maximum number of records read in one tick during catch-up."""
 
 Start: TypeAlias = Literal["earliest", "latest"] | Mapping[int, int] | int
 """Start of a new source: an end of the topic, offsets by partition, or a timestamp in ms."""
 
-_TOPIC: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+_TOPIC_NAME: Final = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
-_OURS: Final = frozenset(
+_RESERVED: Final = frozenset(
     {
         "allow.auto.create.topics",
         "bootstrap.servers",
@@ -78,8 +76,8 @@ class KafkaConfig:
     topic: str
     """Name of the topic; empty if the source has several topics."""
 
-    value: Chosen
-    key_format: Chosen | None = None
+    value: FormatSpec
+    key_format: FormatSpec | None = None
     envelope: Envelope = "none"
     key: tuple[str, ...] = ()
     """Key columns of the collection; if empty, the envelope determines them."""
@@ -102,8 +100,8 @@ class KafkaConfig:
     """Consumer group to which progress is reported, for lag monitoring."""
 
     on_bad_record: Literal["stop", "set_aside"] = "stop"
-    bite: int = BITE
-    bites_of_compacted: bool = False
+    chunk_records: int = CHUNK_RECORDS
+    chunk_compacted: bool = False
     """True if the backlog of a compacted topic may be read in chunks."""
 
     tls: Tls | None = None
@@ -119,78 +117,77 @@ class KafkaConfig:
         self._check_names()
         if self.tls is not None and (self.tls.certificate is None) != (self.tls.key is None):
             raise UsageError(
-                "a certificate is shown with its key, and the file names one of the two",
-                hint="Give both: tls: {certificate: FILE, key: FILE}; or neither.",
+                "tls of a kafka source has only one of certificate and key",
+                hint="Add the other: tls: {certificate: FILE, key: FILE}; or remove both.",
             )
         for name in (*self.properties, *self.reader_properties):
-            if name in _OURS:
+            if name in _RESERVED:
                 raise UsageError(
-                    f'property "{name}" of a kafka source is not for the file',
-                    detail="It decides what is read, or it has a word of its own.",
-                    hint="Take it out.",
+                    f'property "{name}" of a kafka source cannot be set',
+                    detail="Penstock sets the property, or has an option for it.",
+                    hint="Remove the property.",
                 )
 
     def _check_topics(self) -> None:
         if bool(self.topic) == bool(self.topics):
             raise UsageError(
-                "a kafka source has either a topic or several topics",
-                hint="Give one of them: topic: NAME or topics: [NAME, NAME].",
+                "a kafka source needs either topic or topics",
+                hint="Use one of them: topic: NAME or topics: [NAME, NAME].",
             )
         if not self.topics:
             if self.transactions is not None or self.keys:
                 raise UsageError(
-                    "transactions, and a key for each topic, are of a source with several topics",
-                    hint="Name the topics, even if it is one: topics: [NAME]",
+                    "transactions, and a key for each topic, need topics",
+                    hint="Use topics, also for one topic: topics: [NAME]",
                 )
             return
         if self.transactions is not None and self.envelope != "debezium":
             raise UsageError(
-                f"transactions do not go with envelope {self.envelope}",
-                hint="Only Debezium tells of them: envelope: debezium",
+                f"transactions need envelope debezium, not {self.envelope}",
+                hint="Set envelope: debezium",
             )
         if self.transactions in self.topics:
             raise UsageError(
-                f'topic "{self.transactions}" is both one of transactions and one of events',
-                hint="Take it out of topics.",
+                f'transaction metadata topic "{self.transactions}" is also in topics',
+                hint="Remove the topic from topics.",
             )
-        if unknown := sorted(set(self.keys) - set(self.topics)):
+        if missing := sorted(set(self.keys) - set(self.topics)):
             raise UsageError(
-                f'there is a key for topic "{unknown[0]}", which is not among topics',
-                hint="Take it out, or add the topic.",
+                f'key for topic "{missing[0]}", which is not in topics',
+                hint="Remove the key, or add the topic.",
             )
         if self.transactions is not None and self.start != "earliest":
             raise UsageError(
-                "a source with transactions starts where its topics begin",
-                detail="One that starts elsewhere would wait for what is missing of the first "
-                "transactions.",
-                hint="Take start out.",
+                "a source with transactions must start at the beginning of its topics",
+                detail="From another start, the first transactions would miss events.",
+                hint="Remove start.",
             )
         if not isinstance(self.start, int | str):
             raise UsageError(
-                "offsets to start at are of one topic, and there are several",
-                hint="Start at an end or at a time, or make a source of each topic.",
+                "start has offsets of one topic, and the source has several",
+                hint="Start at an end or at a time, or add a source for each topic.",
             )
         if self.value.subject is not None:
             raise UsageError(
-                f'subject "{self.value.subject}" is of one topic, and there are several',
-                hint="Take it out, for each topic's own; or make a source of each topic.",
+                f'subject "{self.value.subject}" is for one topic, and the source has several',
+                hint="Remove subject to use the subject of each topic, or add a source for each "
+                "topic.",
             )
         if self.transactions is not None:
-            self.value.markers()
+            self.value.for_markers()
 
     def _check_names(self) -> None:
-        if not all(each.strip() for each in self.brokers.split(",")):
+        if not all(broker.strip() for broker in self.brokers.split(",")):
             raise UsageError(
-                "brokers of a kafka source are not named",
-                hint="Name some of the cluster: brokers: broker-1:9092,broker-2:9092",
+                "a kafka source has an empty broker name",
+                hint="Name brokers of the cluster: brokers: broker-1:9092,broker-2:9092",
             )
-        named = (self.topic, *self.topics, self.transactions)
-        for each in filter(None, named):
-            if not _TOPIC.fullmatch(each) or each in (".", ".."):
+        for topic in filter(None, (self.topic, *self.topics, self.transactions)):
+            if not _TOPIC_NAME.fullmatch(topic) or topic in (".", ".."):
                 raise UsageError(
-                    f'no topic can be called "{each}"',
-                    detail="Names have 1 to 249 letters, digits, dots, _ and -.",
-                    hint="Name one that is there.",
+                    f'topic name "{topic}" is invalid',
+                    detail="A topic name has 1 to 249 letters, digits, dots, _ and -.",
+                    hint="Use the name of an existing topic.",
                 )
 
     def check_columns(self) -> None:
@@ -199,134 +196,136 @@ class KafkaConfig:
         Raises:
             UsageError: the configuration is invalid.
         """
-        for each in map(self.of, self.topics) if self.topics else (self,):
-            formats = filter(None, (each.value, each.key_format))
-            if not any(one.asks for one in formats):
-                each.layout(None, None)
+        for config in map(self.for_topic, self.topics) if self.topics else (self,):
+            formats = filter(None, (config.value, config.key_format))
+            if not any(spec.needs_lookup for spec in formats):
+                config.output_schema(None, None)
 
-    def of(self, topic: str) -> "KafkaConfig":
+    def for_topic(self, topic: str) -> "KafkaConfig":
         """Return the configuration of one topic of several."""
-        one = replace(self, topic=topic, topics={}, transactions=None, keys={})
+        config = replace(self, topic=topic, topics={}, transactions=None, keys={})
         if topic == self.transactions:
             return replace(
-                one,
-                value=self.value.markers(),
+                config,
+                value=self.value.for_markers(),
                 key_format=None,
                 envelope="none",
                 key=(),
                 include={},
             )
-        return replace(one, key=self.keys.get(topic, self.key))
+        return replace(config, key=self.keys.get(topic, self.key))
 
-    def layout(self, value: Any, key: Any) -> Layout:
-        """Return the layout of rows, given the stored decisions about the formats.
+    def output_schema(self, value: Any, key: Any) -> OutputSchema:
+        """Return the columns of rows, given the stored decisions about the formats.
 
         Raises:
             UsageError: the configuration is invalid.
         """
-        chosen = self.value
-        made = chosen.made_debezium(value) if self.envelope == "debezium" else chosen.made(value)
-        keys = None if self.key_format is None else self.key_format.made(key)
-        layout = Layout(self.envelope, made, keys, self.include, self.key)
-        _check_once(layout)
-        return layout
+        spec = self.value
+        is_debezium = self.envelope == "debezium"
+        value_format = spec.build_debezium(value) if is_debezium else spec.build(value)
+        key_format = None if self.key_format is None else self.key_format.build(key)
+        output = OutputSchema(self.envelope, value_format, key_format, self.include, self.key)
+        _check_unique_columns(output)
+        return output
 
     @property
     def where(self) -> str:
         """Topic and brokers, as error messages and the status page name them."""
-        named = f'topic "{self.topic}"' if self.topic else f"topics {', '.join(self.topics)}"
-        return f"{named} at {self.brokers}"
+        topics = f'topic "{self.topic}"' if self.topic else f"topics {', '.join(self.topics)}"
+        return f"{topics} at {self.brokers}"
 
     @property
     def secrets(self) -> tuple[str, ...]:
         """Values that must not appear in logs, messages or the status page."""
-        found = [value for name, value in self._given() if not is_harmless(name, value)]
+        properties = (*self.properties.items(), *self.reader_properties.items())
+        secrets = [value for name, value in properties if not is_harmless(name, value)]
         if self.sasl is not None:
-            found += [self.sasl.password, _quoted(self.sasl.password)[1:-1]]
+            secrets += [self.sasl.password, _quote(self.sasl.password)[1:-1]]
         if self.tls is not None and self.tls.key is not None:
             with suppress(OSError):
-                found.append(self.tls.key.read_text())
-        return tuple(dict.fromkeys(filter(None, found)))
+                secrets.append(self.tls.key.read_text())
+        return tuple(dict.fromkeys(filter(None, secrets)))
 
     def client(self) -> dict[str, str]:
         """Return the properties for librdkafka's clients."""
-        found = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
+        properties = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
         if self.tls is not None:
             files = {
                 "ssl.ca.location": self.tls.ca,
                 "ssl.certificate.location": self.tls.certificate,
                 "ssl.key.location": self.tls.key,
             }
-            found |= {name: str(path) for name, path in files.items() if path is not None}
+            properties |= {name: str(path) for name, path in files.items() if path is not None}
         if self.sasl is not None:
-            found |= {
+            properties |= {
                 "sasl.mechanism": self.sasl.mechanism,
                 "sasl.username": self.sasl.username,
                 "sasl.password": self.sasl.password,
             }
-        return {**found, **self.properties}
+        return {**properties, **self.properties}
 
     def reader(self) -> dict[str, str]:
         """Return the options for Spark's Kafka reader."""
-        found = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
+        properties = {"bootstrap.servers": self.brokers, "security.protocol": self._protocol}
         if self.tls is not None:
             if self.tls.ca is not None:
-                found["ssl.truststore.type"] = "PEM"
-                found["ssl.truststore.location"] = str(self.tls.ca)
+                properties["ssl.truststore.type"] = "PEM"
+                properties["ssl.truststore.location"] = str(self.tls.ca)
             if self.tls.certificate is not None and self.tls.key is not None:
                 # The Java client expects certificate and key in one store, and accepts the PEM text
                 # as a value.
-                found["ssl.keystore.type"] = "PEM"
-                found["ssl.keystore.certificate.chain"] = self.tls.certificate.read_text()
-                found["ssl.keystore.key"] = self.tls.key.read_text()
+                properties["ssl.keystore.type"] = "PEM"
+                properties["ssl.keystore.certificate.chain"] = self.tls.certificate.read_text()
+                properties["ssl.keystore.key"] = self.tls.key.read_text()
         if self.sasl is not None:
             plain = self.sasl.mechanism == "PLAIN"
             module = "plain.PlainLoginModule" if plain else "scram.ScramLoginModule"
-            found["sasl.mechanism"] = self.sasl.mechanism
-            found["sasl.jaas.config"] = (
+            properties["sasl.mechanism"] = self.sasl.mechanism
+            properties["sasl.jaas.config"] = (
                 f"org.apache.kafka.common.security.{module} required"
-                f" username={_quoted(self.sasl.username)} password={_quoted(self.sasl.password)};"
+                f" username={_quote(self.sasl.username)} password={_quote(self.sasl.password)};"
             )
-        found |= {
+        properties |= {
             **self.properties,
             **self.reader_properties,
             "isolation.level": "read_committed",
             # Prevents a deleted topic from being created again by the request itself.
             "allow.auto.create.topics": "false",
         }
-        return {f"kafka.{name}": value for name, value in found.items()}
+        return {f"kafka.{name}": value for name, value in properties.items()}
 
     @property
     def _protocol(self) -> str:
         ssl = "SSL" if self.tls is not None else "PLAINTEXT"
         return f"SASL_{ssl}" if self.sasl is not None else ssl
 
-    def _given(self) -> list[tuple[str, str]]:
-        return [*self.properties.items(), *self.reader_properties.items()]
 
-
-def _check_once(layout: Layout) -> None:
+def _check_unique_columns(output: OutputSchema) -> None:
     """Raise UsageError if a column name occurs twice."""
-    names = layout.schema.names
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is None:
+    names = output.schema.names
+    duplicate = next((name for name in names if names.count(name) > 1), None)
+    if duplicate is None:
         return
-    row = layout.value.schema
-    if layout.envelope == "debezium":
-        row = pa.schema([*row.field("after").type])
-    said = {
-        "key_format": [] if layout.key is None else layout.key.schema.names,
-        "format": row.names,
-        "include": [*layout.include.values()],
+    columns_by_option = {
+        "key_format": [] if output.key is None else output.key.schema.names,
+        "format": output.value_schema.names,
+        "include": [*output.include.values()],
     }
-    by = [option for option, columns in said.items() for name in columns if name == twice]
-    by += ["the place of a record"] if len(by) < 2 else []
+    options = [
+        option
+        for option, columns in columns_by_option.items()
+        for name in columns
+        if name == duplicate
+    ]
+    if len(options) < 2:
+        options.append("the place of a record")
     raise UsageError(
-        f'column "{twice}" would be there twice, by {" and by ".join(by)}',
-        hint="Give one of them another name, as in include: {key: of_record}",
+        f'column "{duplicate}" is defined twice, by {" and by ".join(options)}',
+        hint="Rename one of them, as in include: {key: record_key}",
     )
 
 
-def _quoted(text: str) -> str:
+def _quote(text: str) -> str:
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'

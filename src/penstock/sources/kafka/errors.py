@@ -5,17 +5,9 @@ from typing import Final
 
 from penstock.errors import DefiniteError, TransientError
 
-__all__ = [
-    "BEGIN_AGAIN",
-    "BadRecord",
-    "NoRecords",
-    "NotOfTransaction",
-    "OffsetsGone",
-    "TopicChanged",
-    "TopicMissing",
-]
+__all__ = ["BadRecord", "NoRecords", "OffsetsRemoved", "TopicMissing", "TopicRecreated"]
 
-BEGIN_AGAIN: Final = "To follow what is there now, drop the source and let it begin again."
+_RESTART_HINT: Final = "To replicate the current topic, drop the source and start it again."
 
 
 class NoRecords(TransientError):
@@ -29,35 +21,35 @@ class TopicMissing(DefiniteError):
         if known:
             super().__init__(
                 f'topic was deleted: "{topic}"',
-                detail="What was read of it is kept, and can be read.",
-                hint=BEGIN_AGAIN,
+                detail="The records that were read remain readable.",
+                hint=_RESTART_HINT,
             )
         else:
             super().__init__(
                 f'topic "{topic}" does not exist',
-                hint="Create it, or name another one under topic.",
+                hint="Create the topic, or name another one under topic.",
             )
 
 
-class TopicChanged(DefiniteError):
+class TopicRecreated(DefiniteError):
     """Topic that was deleted and created again under the same name."""
 
     def __init__(self, topic: str, *, detail: str) -> None:
-        super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=BEGIN_AGAIN)
+        super().__init__(f'topic was recreated: "{topic}"', detail=detail, hint=_RESTART_HINT)
 
 
-class OffsetsGone(DefiniteError):
+class OffsetsRemoved(DefiniteError):
     """Records that the broker removed before they were read."""
 
-    def __init__(self, topic: str, gone: Mapping[int, tuple[int, int]]) -> None:
-        told = ", ".join(
+    def __init__(self, topic: str, removed: Mapping[int, tuple[int, int]]) -> None:
+        ranges = ", ".join(
             f"{first} to {upper - 1} of partition {partition}"
-            for partition, (first, upper) in sorted(gone.items())
+            for partition, (first, upper) in sorted(removed.items())
         )
         super().__init__(
-            f'records of topic "{topic}" were removed before they were read: offsets {told}',
-            detail="The topic keeps its records for less time than nobody read it.",
-            hint=f"Give it a longer retention. {BEGIN_AGAIN}",
+            f'records of topic "{topic}" were removed before they were read: offsets {ranges}',
+            detail="The source was stopped for longer than the topic retains its records.",
+            hint=f"Configure a longer retention. {_RESTART_HINT}",
         )
 
 
@@ -67,24 +59,11 @@ class BadRecord(DefiniteError):
     def __init__(
         self, topic: str, partition: int, offset: int, reason: str, *, others: int
     ) -> None:
-        more = f" There are {others} more in the same range." if others else ""
+        more = f" The same range has {others} more bad records." if others else ""
         super().__init__(
             f'record at offset {offset} of partition {partition} of topic "{topic}" cannot be '
-            f"taken: {reason}",
-            detail=f"Nothing at or after it was taken.{more}",
-            hint="Mend what sends such records and begin after them with a new source, or take "
-            "the others and keep such ones apart: on_bad_record: set_aside.",
-        )
-
-
-class NotOfTransaction(DefiniteError):
-    """Event of a transaction whose END does not count events of the event's topic."""
-
-    def __init__(self, topic: str, transaction: str) -> None:
-        super().__init__(
-            f'topic "{topic}" has events of transaction "{transaction}", whose END does not '
-            "count them",
-            detail="No data collection that the END names is that of the topic, as far as its "
-            "name tells.",
-            hint=f"Say which it is: topics: {{{topic}: SCHEMA.TABLE}}",
+            f"decoded: {reason}",
+            detail=f"No record at or after this one was committed.{more}",
+            hint="Repair the producer and start a new source after the bad records. Or continue "
+            "without them, and dead-letter them: on_bad_record: set_aside.",
         )

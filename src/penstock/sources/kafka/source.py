@@ -1,62 +1,58 @@
-"""Kafka source of one topic; each partition is a log of its own.
+"""Kafka source of one or several topics, with atomic transactions of Debezium.
 
-    probe       topic id, partitions, and the last stable offset of each partition
-    read_into   one Spark job over exactly the offsets from the bound frontier to the probed one
+    probe       the probe of every topic
+    read_into   one Spark job over all topics
 
-The bound frontier is the probed one, never the position of the last record. Offsets of control
-records and of aborted transactions are below the bound and have no row. The first binding covers
-all existing records. So does every binding of a compacted topic, because its earlier states are no
-longer available. The backlog of any other topic is read in chunks.
+The two forms of the configuration differ in the names of collections and partitions:
+
+    topic: NAME      collection SOURCE, partitions 0, 1, …
+    topics: [NAME]   collection SOURCE.NAME for each topic, partitions NAME-0, NAME-1, …
+
+With a transaction metadata topic, events of a transaction are first written to side state. They
+move to their collections once the transaction is complete; `debezium/transactions.py` defines that.
+Side state is committed in the log entry of the tick. An event below the bound frontier is therefore
+either in a collection or in side state. The upper advances while events wait, and the status names
+the transaction that they wait for.
 """
 
-import functools
 import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
 
 from penstock.clock import Clock
 from penstock.deadlines import answer_timeout_s
-from penstock.errors import DefiniteError, TransientError, UsageError
-from penstock.sources.debezium.dedup import Marks, marks_in, note_of, raised
+from penstock.errors import DefiniteError
+from penstock.progress import Frontier
+from penstock.sources.context import SnapshotLoader, StateStore, TickTransaction
+from penstock.sources.debezium.buffer import NUMBERS, BufferedTopic, TransactionBuffer
+from penstock.sources.debezium.transactions import MARKERS, Transactions
+from penstock.sources.kafka.cluster import Cluster
 from penstock.sources.kafka.config import KafkaConfig
-from penstock.sources.kafka.errors import BadRecord, NoRecords, OffsetsGone, TopicChanged
-from penstock.sources.kafka.group import Group
-from penstock.sources.kafka.kept_apart import KeptApart
-from penstock.sources.kafka.layout import DATA, ERRORS, Layout
-from penstock.sources.kafka.scan import KafkaScan, Told
-from penstock.sources.kafka.upstream import Topic, Upstream
-from penstock.sources.source import (
-    CollectionOutline,
-    Frontier,
-    Probe,
-    SnapshotLoader,
-    StateStore,
-    TickTransaction,
-)
-from penstock.telemetry import fields, logger
+from penstock.sources.kafka.dead_letter import DeadLetterCollection
+from penstock.sources.kafka.errors import TopicRecreated
+from penstock.sources.kafka.output_schema import DATA, ERRORS, SIDE_STATE
+from penstock.sources.kafka.scan import KafkaScan, MarkerScan, ScanReport, output_name
+from penstock.sources.kafka.topic_reader import MarkerReader, TopicReader
+from penstock.sources.kafka.topic_scan import TopicScan
+from penstock.sources.source import CollectionOutline, Probe
 
-__all__ = ["GROUP", "KafkaSource", "group_of"]
+__all__ = ["KafkaSource"]
 
-log = logger("sources.kafka")
+TOPICS_STATE: Final = "topics"
+"""State key of the topics with published collections, including the transaction metadata topic."""
 
-NOTE: Final = "topic"
-"""State key of the topic: its name and id, and the first offset of each partition."""
+TRANSACTIONS_STATE: Final = "transactions"
+"""State key of the transaction metadata topic, if there is one."""
 
-MARKS: Final = "marks"
-SAMPLE: Final = 1_000
-"""Number of records in a sample for the inference of columns."""
-
-LOOK_MS: Final = 5_000
-"""Interval between requests for the log end offsets, in milliseconds."""
-
-GROUP: Final = "kafka.group.id"
-"""Spark option that identifies cached consumers of earlier ticks; no group is joined."""
+WAITS_STATE: Final = "waits"
+"""State key of the transaction that others wait for, and the start of the wait."""
 
 RECORD_BYTES: Final = 512
 """Estimated size of a record in bytes, used to choose the number of Spark tasks."""
@@ -64,23 +60,12 @@ RECORD_BYTES: Final = 512
 READ_DEADLINES: Final = 3
 """Answer deadlines that one request of a read may take: by default 30 s, as Kafka has it."""
 
-
-def group_of(source: str) -> str:
-    """Return a unique consumer group id: Spark caches consumers by group.
-
-    SUBTLE: Spark finds a cached consumer by group id and partition alone. A source that reads the
-    same topic name from other brokers must therefore never use the same id.
-    """
-    return f"penstock {source} {os.getpid()}-{next(_numbers)}"
-
-
-_numbers: Final = itertools.count()
+Ranges = Mapping[int, tuple[int, int]]
+"""First offset and upper by partition of one topic."""
 
 
 class KafkaSource:
-    """Source of one topic of a cluster."""
-
-    kind = "kafka"
+    """Source of one or several topics of a cluster."""
 
     def __init__(
         self,
@@ -88,439 +73,384 @@ class KafkaSource:
         config: KafkaConfig,
         *,
         clock: Clock,
-        upstream: Upstream | None = None,
-        among: KeptApart | None = None,
+        cluster: Callable[[KafkaConfig], Cluster] = Cluster,
     ) -> None:
-        """Create the source; `among` is given if it is one topic of a source with several.
-
-        Such a topic shares the state and the dead-letter collection of the source.
-        """
+        """Create the source; `cluster` creates the client of one topic."""
         self.name = name
-        wanted = config.on_bad_record == "set_aside"
-        self._apart = among or KeptApart(f"{name}_errors", wanted=wanted)
-        self.config = config
+        self.kind = "kafka-topics" if config.topics else "kafka"
+        self.bound: Frontier[Any] | None = None
+        self._config = config
+        self._has_one_topic = not config.topics
         self._clock = clock
-        self._upstream = Upstream(config) if upstream is None else upstream
-        self._consumers = group_of(name)
-        group = config.group
-        self._group = None if group is None else Group(group, self._upstream, clock)
-        self._suffix = f" {config.topic}" if among is not None else ""
-        self._topic = Topic("", ())
-        self._begins: dict[int, int] = {}
-        """By partition, the first offset to read; a partition that is not listed starts at 0."""
+        self._group_id = _unique_group_id(name)
+        self._dead_letter = DeadLetterCollection(
+            f"{name}_errors", enabled=config.on_bad_record == "set_aside"
+        )
+        self._buffer: TransactionBuffer | None = None
+        self._buffer_is_loaded = False
+        """True once the contents of side state are known; the first tick reads them."""
 
-        self.bound: Frontier | None = None
-        self._reached: Frontier = {}
-        self.compacted = False
-        self.layout: Layout
-        self._marks: Marks = {}
-        """Progress of each Debezium log, for the detection of duplicates."""
+        self._waiting_since: tuple[str, int] | None = None
+        """Transaction that others wait for, and the start of the wait in milliseconds."""
 
-        self._bad = 0
-        self._again = 0
-        self._looked_ms: int | None = None
-        self._above: dict[int, int] = {}
-        """By partition, the number of records above the last stable offset."""
+        self._transaction_wait = ""
+        self._published: list[str] = []
+        """Topics with published collections, also if the file no longer names them."""
+
+        def reader(kind: type[TopicReader], topic: str) -> Any:
+            topic_config = config if self._has_one_topic else config.for_topic(topic)
+            return kind(
+                name,
+                self._collection(topic),
+                topic_config,
+                clock=clock,
+                cluster=cluster(topic_config),
+                dead_letter=self._dead_letter,
+                state_suffix="" if self._has_one_topic else f" {topic}",
+            )
+
+        self._topics: dict[str, TopicReader] = {
+            topic: reader(TopicReader, topic) for topic in config.topics or (config.topic,)
+        }
+        markers = config.transactions
+        self._markers: MarkerReader | None = (
+            None if markers is None else reader(MarkerReader, markers)
+        )
+
+    @property
+    def topics(self) -> dict[str, TopicReader]:
+        """Return the readers of all topics, including the transaction metadata topic."""
+        markers = self._markers
+        return {**self._topics, **({} if markers is None else {markers.config.topic: markers})}
+
+    # Names of the two forms.
+
+    def _collection(self, topic: str) -> str:
+        return self.name if self._has_one_topic else f"{self.name}.{topic}"
+
+    def _partition(self, topic: str, number: int) -> Any:
+        return number if self._has_one_topic else f"{topic}-{number}"
+
+    def _frontier(self, frontiers: Mapping[str, Frontier[int]]) -> Frontier[Any]:
+        return Frontier(
+            {
+                self._partition(topic, number): offset
+                for topic, frontier in frontiers.items()
+                for number, offset in frontier.items()
+            }
+        )
+
+    def _by_topic(self, frontier: Frontier[Any]) -> dict[str, Frontier[int]]:
+        if self._has_one_topic:
+            return {self._config.topic: frontier}
+        by_topic: dict[str, dict[int, int]] = {}
+        for partition, offset in frontier.items():
+            topic, _, number = partition.rpartition("-")
+            by_topic.setdefault(topic, {})[int(number)] = offset
+        return {topic: Frontier(offsets) for topic, offsets in by_topic.items()}
 
     # Source protocol.
 
-    def open(self, memory: StateStore, loader: SnapshotLoader, bound: Frontier | None) -> None:
-        """Find the topic, and prepare to resume from `bound`."""
-        self._upstream.open()
-        known = memory.get(NOTE + self._suffix)
-        if known is not None and bound is not None:
-            self._must_name(known["topic"])
-        self._topic = self._upstream.topic(known=known is not None)
-        self.compacted = self._upstream.compacted()
+    def open(self, state: StateStore, loader: SnapshotLoader, bound: Frontier[Any] | None) -> None:
+        """Find all topics, and prepare to resume from `bound`."""
         self.bound = bound
-        if known is None or bound is None:
-            # Nothing is bound yet, so all decisions are made again.
-            self._begins = self._first_offsets()
-            begins = {str(each): offset for each, offset in self._begins.items()}
-            with self._naming_itself():
-                decided = self._decided()
-            named = {"topic": self.config.topic, "id": self._topic.id}
-            known = {**named, "begins": begins, **decided}
-            memory.put({NOTE + self._suffix: known})
-        else:
-            self._must_be(known["id"])
-            self._begins = {int(each): offset for each, offset in known["begins"].items()}
-        # Marks of an earlier start do not apply to a topic that starts again from the beginning.
-        self._marks = {} if bound is None else marks_in(memory.get(MARKS + self._suffix))
-        with self._naming_itself():
-            self._decide(known["value"], known["key"])
-        self._make(loader)
-        self._apart.open(memory, loader)
+        self._published = [] if bound is None else self._published_topics(state)
+        by_topic = self._by_topic(bound or Frontier())
+        for topic, reader in self.topics.items():
+            is_published = topic in self._published
+            reader.open(state, loader, by_topic.get(topic, Frontier()) if is_published else None)
+        self._dead_letter.open(state, loader)
+        self._buffer = None
+        waits = state.get(WAITS_STATE)
+        self._waiting_since = None if waits is None else (waits["for"], waits["since"])
+        if self._markers is None:
+            return
+        self._check_not_compacted()
+        self._buffer = TransactionBuffer(
+            {
+                topic: BufferedTopic(
+                    self._config.topics[topic],
+                    reader.collection,
+                    reader.output.schema,
+                    reader.output.key_columns,
+                )
+                for topic, reader in self._topics.items()
+            },
+            state.get(NUMBERS) or {},
+        )
+        self._buffer_is_loaded = False
+
+    def _published_topics(self, state: StateStore) -> list[str]:
+        """Return the topics with published collections.
+
+        Raises:
+            DefiniteError: the file changes the topics of a source with transactions.
+        """
+        if self._has_one_topic:
+            return [self._config.topic]
+        published: list[str] = state.get(TOPICS_STATE) or []
+        stored, configured = state.get(TRANSACTIONS_STATE), self._config.transactions
+        if stored != configured:
+            raise DefiniteError(
+                f'source "{self.name}" '
+                + (f'has transactions "{stored}"' if stored else "has no transactions")
+                + (f', and the file names "{configured}"' if configured else ", and the file none"),
+                detail="The collections were written in that way. Events that wait for their "
+                "transaction would be lost.",
+                hint=(f"Add transactions: {stored}. " if stored else "Remove transactions. ")
+                + "To change it, drop the source and start it again.",
+            )
+        if self._markers is not None and set(published) != set(self.topics):
+            raise DefiniteError(
+                f'source "{self.name}" with transactions has other topics than before',
+                detail=f"The topics were {', '.join(published)}. The events of applied "
+                "transactions in other topics are unknown.",
+                hint="Restore the topics. To change them, drop the source and start it again.",
+            )
+        return published
 
     def use_stop(self, stop: threading.Event) -> None:
         """Cancel waits for brokers when `stop` is set."""
-        self._upstream.stop = stop
+        for reader in self.topics.values():
+            reader.cluster.stop = stop
 
     def probe(self) -> Probe:
-        """Return the frontier to read next, and the end of the topic at or after this call."""
-        topic = self._upstream.topic(known=True)
-        self._must_be(self._topic.id, topic)
-        self._topic = topic
-        # Requested before the stable offsets. Otherwise records that arrive between the two
-        # requests would count as held back by a transaction.
-        ends = self._look_up(topic.partitions)
-        reached = self._upstream.stable_ends(topic.partitions)
-        self._check_ahead(reached)
-        self._reached = reached
-        if ends is not None:
-            self._above = {each: max(0, end - reached[each]) for each, end in ends.items()}
-        bite = self._bite(reached)
-        return Probe(bite, self._clock.now_ms(), reached if bite != reached else None)
+        """Return the frontier to read next, and the end of all topics at or after this call."""
+        probes = {topic: reader.probe() for topic, reader in self.topics.items()}
+        up_to = self._frontier({topic: probe.up_to for topic, probe in probes.items()})
+        end = self._frontier({topic: probe.end for topic, probe in probes.items()})
+        self._check_not_behind(end)
+        if self._markers is not None:
+            self._check_not_compacted()
+        return Probe(up_to, self._clock.now_ms(), end if up_to != end else None)
 
-    def read_into(self, tick: TickTransaction, up_to: Frontier) -> Frontier | None:
+    def _check_not_behind(self, end: Frontier[Any]) -> None:
+        """Raise TopicRecreated if a topic that is named again has fewer records than before."""
+        for topic, offsets in self._by_topic(self.bound or Frontier()).items():
+            for number, bound in offsets.items():
+                current = end.get(self._partition(topic, number))
+                if current is not None and current < bound:
+                    raise TopicRecreated(
+                        topic,
+                        detail=f"Partition {number} ends at offset {current}, and was read to "
+                        f"offset {bound} before the topic was removed from the file.",
+                    )
+
+    def _check_not_compacted(self) -> None:
+        """Raise DefiniteError if compaction could remove events of a transaction."""
+        for topic, reader in self._topics.items():
+            if reader.is_compacted:
+                raise DefiniteError(
+                    f'topic "{topic}" of a source with transactions is compacted',
+                    detail="Compaction removes events of transactions.",
+                    hint="Set its cleanup.policy to delete, or remove transactions.",
+                )
+
+    def read_into(self, tick: TickTransaction, up_to: Frontier[Any]) -> Frontier[Any] | None:
         """Read the records below `up_to` into `tick`."""
-        if self.bound is None:
-            tick.begin(self.name)
-        self._apart.begin(tick)
-        scan = self.scan_of(up_to)
-        if scan is not None:
-            told = tick.scan(scan)
-            self.check_same()
-            self.learn(tick, told)
-        return {**(self.bound or {}), **up_to}
-
-    def scan_of(self, up_to: Frontier) -> KafkaScan | None:
-        """Return the scan of the records below `up_to`; None if there are none.
-
-        Raises:
-            OffsetsGone: some of the records were removed.
-        """
+        self._publish(tick)
+        self._dead_letter.begin(tick)
+        buffer = self._buffer
+        if buffer is not None and not self._buffer_is_loaded:
+            buffer.load(tick)
+            self._buffer_is_loaded = True
         ranges = self._ranges(up_to)
-        if not ranges:
-            return None
-        self._check_kept(ranges)
-        return self._scan(ranges)
+        reports: list[ScanReport] = []
+        if ranges:
+            reports = list(tick.scan(self._scan(ranges)))
+            for topic in ranges:
+                self.topics[topic].check_unchanged()
+        topic_reports = {
+            topic: [report.topics[topic] for report in reports if topic in report.topics]
+            for topic in self._topics
+        }
+        for topic, reader in self._topics.items():
+            reader.process_reports(tick, topic_reports[topic])
+        if buffer is not None:
+            tables = [MARKERS.empty_table(), *(report.markers for report in reports)]
+            events = {
+                topic: [report.events for report in of_topic]
+                for topic, of_topic in topic_reports.items()
+            }
+            buffer.process(tick, events, pa.concat_tables(tables).sort_by("offset"))
+            self._update_wait(tick, buffer.transactions)
+        return (self.bound or Frontier()) | up_to
 
-    def check_same(self) -> None:
-        """Check that the records were read from the topic that was probed.
-
-        Spark requests a topic by name. A topic that was deleted and created again during the read
-        is detected only after it.
+    def _ranges(self, up_to: Frontier[Any]) -> dict[str, Ranges]:
+        """Return the offsets to read by topic, for topics with records below `up_to`.
 
         Raises:
-            TopicChanged: the topic has another id.
-            TopicMissing: the topic was deleted.
+            OffsetsRemoved: some of the records were removed.
         """
-        found = self._upstream.topic(known=True)
-        if found.id != self._topic.id and self.bound is None:
-            raise self._begins_anew("it was made again")
-        self._must_be(self._topic.id, found)
+        return {
+            topic: ranges
+            for topic, offsets in self._by_topic(up_to).items()
+            if (ranges := self.topics[topic].ranges(offsets))
+        }
 
-    def learn(self, tick: TickTransaction, told: Sequence[Told]) -> None:
-        """Process the reports of the tasks.
+    def _scan(self, ranges: Mapping[str, Ranges]) -> KafkaScan:
+        topics = {topic: reader.scan() for topic, reader in self._topics.items() if topic in ranges}
+        # All collections are listed: a scan needs an output, and a scan of markers alone writes to
+        # none.
+        into = {
+            output_name(DATA, topic): reader.collection for topic, reader in self._topics.items()
+        }
+        if self._dead_letter.enabled:
+            into[ERRORS] = self._dead_letter.name
+        markers = self._markers
+        scan = KafkaScan(
+            options=self._reader_options(ranges),
+            secrets=self._config.secrets,
+            size=RECORD_BYTES * sum(upper - first for first, upper in _all_ranges(ranges)),
+            into=into,
+            topics=topics,
+            markers=None if markers is None else MarkerScan(markers.config.topic, markers.format),
+        )
+        return scan if self._buffer is None else _with_side_state(scan, self._buffer)
 
-        Raises:
-            BadRecord: a record is bad, and dead-lettering is not enabled.
-        """
-        self._judge(told)
-        self._raise_marks(tick, told)
+    def _reader_options(self, ranges: Mapping[str, Ranges]) -> dict[str, str]:
+        """Return the options of Spark's Kafka reader for these ranges."""
+        config = self._config
+        starting = {
+            topic: {str(partition): first for partition, (first, _) in sorted(some.items())}
+            for topic, some in ranges.items()
+        }
+        ending = {
+            topic: {str(partition): upper for partition, (_, upper) in sorted(some.items())}
+            for topic, some in ranges.items()
+        }
+        return {
+            **_deadline_options(),
+            **config.reader(),
+            "assign": json.dumps({topic: sorted(some) for topic, some in ranges.items()}),
+            "startingOffsets": json.dumps(starting),
+            "endingOffsets": json.dumps(ending),
+            "failOnDataLoss": "true",
+            # The range has an end, so a longer wait for more records has no benefit.
+            "kafka.fetch.max.wait.ms": "10",
+            # Identifies cached consumers of earlier ticks; no group is joined.
+            "kafka.group.id": self._group_id,
+            "includeHeaders": str("headers" in config.include).lower(),
+        }
 
     def collections(self) -> Sequence[str]:
-        """Return the collection of the topic and its dead-letter collection."""
-        return [self.name, *self._apart.names()]
+        """Return the collection of each topic and the dead-letter collection."""
+        return [*map(self._collection, self._topics), *self._dead_letter.names()]
 
-    def committed(self, frontier: Frontier | None) -> None:
-        """Record that the data below `frontier` is durable, and report progress to the group."""
+    def committed(self, frontier: Frontier[Any] | None) -> None:
+        """Record that the data below `frontier` is durable."""
         self.bound = frontier
-        if frontier and self._group is not None:
-            self._group.tell(frontier)
-
-    def resync(self, parts: Sequence[str]) -> None:
-        """Reject the request: removed records cannot be distinguished from unread ones."""
-        raise UsageError(
-            f'source "{self.name}" is a topic, which cannot be compared',
-            detail="A record that was removed from it cannot be told from one that was not read.",
-            hint=f"To read it anew, drop it and let it begin again: penstock drop {self.name}",
-        )
+        by_topic = self._by_topic(frontier or Frontier())
+        for topic, reader in self.topics.items():
+            reader.committed(None if frontier is None else by_topic.get(topic, Frontier()))
 
     def status(self) -> Mapping[str, Any]:
         """Return the status of the source, for the status page and `penstock status`."""
-        bound = self.bound or {}
+        rows = {topic: reader.partition_status() for topic, reader in self.topics.items()}
         partitions = [
-            {"partition": each, "offset": bound.get(each, 0), "end": end}
-            for each, end in sorted(self._reached.items())
+            {**row, "partition": self._partition(topic, row["partition"])}
+            for topic, topic_rows in rows.items()
+            for row in topic_rows
         ]
-        return {
+        status: dict[str, Any] = {
             "kind": self.kind,
-            "server": self.config.where,
+            "server": self._config.where,
             "phase": "copying" if self.bound is None else "following",
-            "topic_id": self._topic.id,
-            "position": ", ".join(f"{each['partition']}:{each['offset']}" for each in partitions),
+            "position": ", ".join(f"{row['partition']}:{row['offset']}" for row in partitions),
             # Unknown before the first probe.
-            "lag_records": sum(max(0, each["end"] - each["offset"]) for each in partitions)
-            if partitions
+            "lag_records": sum(max(0, row["end"] - row["offset"]) for row in partitions)
+            if all(rows.values())
             else None,
-            "bad_records": self._bad,
-            "sent_again": self._again,
+            "bad_records": sum(reader.bad_records for reader in self._topics.values()),
+            "sent_again": sum(reader.duplicates for reader in self._topics.values()),
             "waits_for": self.waits_for(),
             "partitions": partitions,
             "tables": [],
         }
-
-    def ownership_verified(self) -> None:
-        """Do nothing: the cluster stores nothing on behalf of the source."""
+        if self._has_one_topic:
+            status["topic_id"] = self._topics[self._config.topic].topic_id
+        else:
+            buffer = self._buffer
+            waiting = 0 if buffer is None else buffer.transactions.waiting_events()
+            status["waiting_events"] = waiting
+        return status
 
     def is_loaded(self) -> bool:
         """Return whether the first binding exists."""
         return self.bound is not None
 
     def waits_for(self) -> str:
-        """Return the partitions that open transactions hold back, as text; empty if none."""
-        held = {each: above for each, above in self._above.items() if above}
-        if not held:
-            return ""
-        told = ", ".join(f"{above} of partition {each}" for each, above in sorted(held.items()))
-        return f"transactions of the topic that are not over; they hold back records: {told}"
+        """Return the incomplete transaction, its missing events, and partitions held back."""
+        waits = [reader.waits_for() for reader in self.topics.values()]
+        return "; ".join(filter(None, [*waits, self._transaction_wait]))
 
     def check(self, *, started: bool) -> Sequence[CollectionOutline]:
-        """Check that the topic exists and can be read, and determine its columns."""
-        self._upstream.open()
-        try:
-            self._topic = self._upstream.topic(known=started)
-            self._upstream.stable_ends(self._topic.partitions)
-            return () if started else self._outline()
-        finally:
-            self._upstream.close()
+        """Check that all topics exist and can be read, and determine their columns."""
+        return [
+            outline for reader in self.topics.values() for outline in reader.check(started=started)
+        ]
 
-    def _outline(self) -> Sequence[CollectionOutline]:
-        with self._naming_itself():
-            try:
-                decided = self._decided()
-            except NoRecords:
-                return ()
-            self._decide(decided["value"], decided["key"])
-        return [CollectionOutline(self.name, self.layout.schema, (*self.layout.key_columns,))]
-
-    def drop_removed(self, memory: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
-        """Do nothing: a topic has no parts that the file could remove."""
-
-    def drop(self, memory: StateStore) -> None:
-        """Do nothing: nothing was created in the cluster."""
+    def drop_removed(self, state: StateStore, destroy: Callable[[Sequence[str]], None]) -> None:
+        """Drop the collections of topics that the file no longer names."""
+        if self._markers is not None or state.get(TRANSACTIONS_STATE) is not None:
+            return  # `open` rejects a change of the topics of such a source.
+        published: list[str] = state.get(TOPICS_STATE) or []
+        removed = [topic for topic in published if topic not in self._topics]
+        if removed:
+            destroy([self._collection(topic) for topic in removed])
+            state.put({TOPICS_STATE: [topic for topic in published if topic not in removed]})
 
     def close(self) -> None:
-        """Send the last progress to the group and disconnect."""
-        if self._group is not None:
-            self._group.close()
-        self._upstream.close()
+        """Send the last progress to consumer groups and disconnect."""
+        for reader in self.topics.values():
+            reader.close()
 
-    # Topic identity and offsets.
+    # State of a tick.
 
-    def _decide(self, value: Any, key: Any) -> None:
-        """Set the layout, given the stored decisions about the formats."""
-        self.layout = self.config.layout(value, key)
+    def _publish(self, tick: TickTransaction) -> None:
+        """Publish the collections of topics that have none yet."""
+        new = [reader for reader in self._topics.values() if reader.bound is None]
+        for reader in new:
+            tick.begin(reader.collection)
+        if new and not self._has_one_topic:
+            tick.put_state(TOPICS_STATE, [*dict.fromkeys([*self._published, *self.topics])])
+            tick.put_state(TRANSACTIONS_STATE, self._config.transactions)
 
-    @contextmanager
-    def _naming_itself(self) -> Iterator[None]:
-        """Add the name of the source to configuration errors."""
-        try:
-            yield
-        except UsageError as error:
-            raise UsageError(
-                f'source "{self.name}" cannot be as the file says: {error}',
-                detail=error.detail,
-                hint=error.hint,
-            ) from None
-
-    def _make(self, loader: SnapshotLoader) -> None:
-        schema, key = self.layout.schema, self.layout.key_columns
-        try:
-            loader.create(self.name, schema, key)
-        except UsageError as error:
-            if self.bound is not None:
-                raise UsageError(
-                    f'source "{self.name}" has other columns than the file says',
-                    detail=error.detail,
-                    hint="Let format, key_format, envelope, key and include be as they were. To "
-                    "change them, drop the source and let it begin again.",
-                ) from None
-            # The collection is left from an earlier start with another file or another sample. It
-            # was never published.
-            loader.drop_collection(self.name)
-            loader.create(self.name, schema, key)
-
-    def _first_offsets(self) -> dict[int, int]:
-        """Return the first offset to read of each existing partition."""
-        partitions, start = self._topic.partitions, self.config.start
-        kept = self._upstream.beginnings(partitions)
-        if start == "earliest":
-            removed = {each: first for each, first in kept.items() if first}
-            if removed:
-                log.warning(
-                    "the topic begins later than its first record; older ones were removed",
-                    extra=fields(source=self.name, offsets=json.dumps(removed)),
-                )
-            return kept
-        if start == "latest":
-            return self._upstream.stable_ends(partitions)
-        if isinstance(start, int):
-            return self._upstream.at_time(partitions, start)
-        if unknown := sorted(set(start) - set(partitions)):
-            raise UsageError(
-                f'source "{self.name}" is to start in partition {unknown[0]}, which is not there',
-                detail=f"{self.config.where} has partitions 0 to {len(partitions) - 1}.",
-                hint="Leave it out of start; a partition that is added later is read from 0 on.",
-            )
-        return {each: max(start.get(each, 0), kept[each]) for each in partitions}
-
-    def _decided(self) -> dict[str, Any]:
-        """Return the decisions to store: the columns, from a sample or a registry if necessary."""
-        topic, config = self.config.topic, self.config
-        sample = functools.cache(lambda: self._upstream.sample(self._topic.partitions, SAMPLE))
-
-        def some(part: str) -> pa.ChunkedArray:
-            found = sample().column(part)
-            if found.null_count == len(found):
-                raise NoRecords(
-                    f'topic "{topic}" has no {part}s yet from which columns could be inferred',
-                    hint="Send a record, or name the columns.",
-                )
-            return found
-
-        value = config.value.decided(lambda: some("value"), f"{topic}-value")
-        key = None
-        if config.key_format is not None:
-            key = config.key_format.decided(lambda: some("key"), f"{topic}-key")
-        return {"value": value, "key": key}
-
-    def _must_name(self, known: str) -> None:
-        if known != (now := self.config.topic):
-            raise DefiniteError(
-                f'source "{self.name}" follows topic "{known}", and the file names "{now}"',
-                detail=f'What was read is of "{known}".',
-                hint=f'Name that one again. For "{now}" make another source, or drop this one and '
-                "let it begin again.",
-            )
-
-    def _must_be(self, known: str, topic: Topic | None = None) -> None:
-        found = topic or self._topic
-        if found.id != known:
-            raise TopicChanged(
-                self.config.topic, detail=f"Its id was {known}, and is {found.id} now."
-            )
-
-    def _begins_anew(self, why: str) -> TransientError:
-        """Return a transient error: nothing is bound yet, so a retry can choose another start."""
-        return TransientError(
-            f'topic "{self.config.topic}" changed before its first records were read: {why}'
-        )
-
-    def _check_ahead(self, reached: Frontier) -> None:
-        for partition, bound in (self.bound or {}).items():
-            now = reached.get(partition)
-            if now is None or now < bound:
-                told = "is gone" if now is None else f"ends at offset {now}"
-                raise TopicChanged(
-                    self.config.topic,
-                    detail=f"Partition {partition} {told}, and was read to offset {bound}.",
-                )
-
-    def _look_up(self, partitions: Sequence[int]) -> dict[int, int] | None:
-        """Return the log end offsets, open transactions included; None between two intervals."""
-        now = self._clock.boot_ms()
-        if self._looked_ms is not None and now - self._looked_ms < LOOK_MS:
-            return None
-        self._looked_ms = now
-        return self._upstream.ends(partitions)
-
-    def _bite(self, reached: Frontier) -> Frontier:
-        bound = self.bound
-        if bound is None:
-            return reached
-        behind = {each: reached[each] - bound.get(each, 0) for each in reached}
-        total, most = sum(behind.values()), self.config.bite
-        if total <= most:
-            return reached
-        # Requested again, because the cleanup policy may change while the source runs.
-        self.compacted = self._upstream.compacted()
-        if self.compacted and not self.config.bites_of_compacted:
-            return reached
-        # Each partition gets its share, so all partitions catch up at the same time.
-        return {
-            each: bound.get(each, 0) + max(min(behind[each], 1), behind[each] * most // total)
-            for each in reached
-        }
-
-    def _ranges(self, up_to: Frontier) -> dict[int, tuple[int, int]]:
-        bound = self.bound or {}
-        found = {
-            each: (max(bound.get(each, 0), self._begins.get(each, 0)), end)
-            for each, end in up_to.items()
-        }
-        return {each: (first, end) for each, (first, end) in found.items() if first < end}
-
-    def _check_kept(self, ranges: Mapping[int, tuple[int, int]]) -> None:
-        """Raise an error if records of the ranges were removed."""
-        kept = self._upstream.beginnings([*ranges])
-        gone = {
-            each: (first, min(kept[each], end))
-            for each, (first, end) in ranges.items()
-            if kept[each] > first
-        }
-        if gone and self.bound is None:
-            raise self._begins_anew("it begins later than it did")
-        if gone:
-            raise OffsetsGone(self.config.topic, gone)
-
-    def _scan(self, ranges: Mapping[int, tuple[int, int]]) -> KafkaScan:
-        topic, config = self.config.topic, self.config
-        first = {str(each): first for each, (first, _) in sorted(ranges.items())}
-        upper = {str(each): upper for each, (_, upper) in sorted(ranges.items())}
-        options = {
-            **_deadlines(),
-            **config.reader(),
-            "assign": json.dumps({topic: sorted(ranges)}),
-            "startingOffsets": json.dumps({topic: first}),
-            "endingOffsets": json.dumps({topic: upper}),
-            "failOnDataLoss": "true",
-            # The range has an end, so a longer wait for more records has no benefit.
-            "kafka.fetch.max.wait.ms": "10",
-            GROUP: self._consumers,
-            "includeHeaders": str("headers" in config.include).lower(),
-        }
-        into = {DATA: self.name}
-        if self._apart.wanted:
-            into[ERRORS] = self._apart.name
-        return KafkaScan(
-            options=options,
-            secrets=config.secrets,
-            size=RECORD_BYTES * sum(upper - first for first, upper in ranges.values()),
-            into=into,
-            layout=self.layout,
-            fresh=self.bound is None,
-            marks=self._marks,
-        )
-
-    def _raise_marks(self, tick: TickTransaction, told: Sequence[Told]) -> None:
-        self._again += sum(each.again for each in told)
-        marks = raised(self._marks, (each.marks for each in told))
-        if marks != self._marks:
-            self._marks = marks
-            tick.put_state(MARKS + self._suffix, note_of(marks))
-
-    def _judge(self, told: Sequence[Told]) -> None:
-        """Raise on bad records, or count them if dead-lettering is enabled."""
-        bad = sum(each.bad for each in told)
-        if not bad:
+    def _update_wait(self, tick: TickTransaction, transactions: Transactions) -> None:
+        """Store the start of the wait for a transaction, which a restart does not change."""
+        blocking = transactions.blocking_transaction()
+        if blocking is None:
+            if self._waiting_since is not None:
+                tick.put_state(WAITS_STATE, None)
+            self._waiting_since, self._transaction_wait = None, ""
             return
-        first = min(each.first_bad for each in told if each.first_bad is not None)
-        if not self._apart.wanted:
-            topic, partition, offset, reason = first
-            raise BadRecord(topic, partition, offset, reason, others=bad - 1)
-        self._bad += bad
-        log.warning(
-            "records cannot be taken, and are kept apart",
-            extra=fields(
-                source=self.name, records=bad, collection=self._apart.name, reason=first[3]
-            ),
+        if self._waiting_since is None or self._waiting_since[0] != blocking:
+            self._waiting_since = (blocking, self._clock.now_ms())
+            tick.put_state(WAITS_STATE, {"for": blocking, "since": self._waiting_since[1]})
+        since = datetime.fromtimestamp(self._waiting_since[1] / 1_000, UTC)
+        # Another thread may read the status, and gets the state of the last tick.
+        self._transaction_wait = (
+            f"{transactions.describe_missing(blocking)}, since "
+            f"{since.isoformat(timespec='seconds')}; {transactions.waiting_events()} wait"
         )
 
 
-def _deadlines() -> dict[str, str]:
+def _with_side_state(scan: KafkaScan, buffer: TransactionBuffer) -> KafkaScan:
+    """Return the scan, with events of transactions written to side state."""
+    side_rows = buffer.side_rows()
+    topics: dict[str, TopicScan] = {
+        topic: replace(topic_scan, last_waiting=dict(buffer.last_waiting[topic]))
+        for topic, topic_scan in scan.topics.items()
+    }
+    outputs = {output_name(SIDE_STATE, topic): side_rows[topic] for topic in topics}
+    return replace(scan, topics=topics, side_rows=outputs)
+
+
+def _all_ranges(ranges: Mapping[str, Ranges]) -> Iterable[tuple[int, int]]:
+    return itertools.chain.from_iterable(some.values() for some in ranges.values())
+
+
+def _deadline_options() -> dict[str, str]:
     """Return options that end a read by Spark from brokers that hang.
 
     Without them, Kafka and Spark wait for minutes, the driver in a call that cannot be cancelled.
@@ -533,3 +463,15 @@ def _deadlines() -> dict[str, str]:
         # The tick is retried.
         "fetchOffset.numRetries": "1",
     }
+
+
+_numbers: Final = itertools.count()
+
+
+def _unique_group_id(source: str) -> str:
+    """Return a unique consumer group id: Spark caches consumers by group.
+
+    SUBTLE: Spark finds a cached consumer by group id and partition alone. A source that reads the
+    same topic name from other brokers must therefore never use the same id.
+    """
+    return f"penstock {source} {os.getpid()}-{next(_numbers)}"

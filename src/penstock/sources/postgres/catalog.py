@@ -15,8 +15,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.pgclient import Connection
 from penstock.sources.postgres.catalog_types import PgColumn, PgType
-from penstock.sources.postgres.connect import Connection
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.publication import membership
 
@@ -27,9 +27,9 @@ __all__ = [
     "PgType",
     "describe",
     "find_oids",
+    "is_streamed",
     "published_tables",
-    "streams",
-    "types_of",
+    "read_types",
 ]
 
 
@@ -133,14 +133,14 @@ def describe(connection: Connection, publication: str, oids: Iterable[int]) -> t
     """Return the published tables, and the tables with `oids` even if they are not published."""
     listed = "{" + ",".join(str(oid) for oid in oids) + "}"
     rows = connection.query(_tables(connection.server_version), [publication, listed])
-    found = [msgspec.json.decode(row[0] or "") for row in rows]
-    types = types_of(connection, {column[2] for each in found for column in each["columns"]})
-    return tuple(_table(each, types) for each in found)
+    values = [msgspec.json.decode(row[0] or "") for row in rows]
+    types = read_types(connection, {column[2] for value in values for column in value["columns"]})
+    return tuple(_table(value, types) for value in values)
 
 
 def find_oids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, int]:
     """Return the oids of the relations with these names, of any kind; omit missing relations."""
-    wanted = msgspec.json.encode([[each.schema, each.name] for each in names]).decode()
+    encoded = msgspec.json.encode([[name.schema, name.name] for name in names]).decode()
     rows = connection.query(
         """
         SELECT n.nspname, c.relname, c.oid
@@ -148,12 +148,12 @@ def find_oids(connection: Connection, names: Sequence[TableName]) -> dict[TableN
         JOIN pg_catalog.pg_namespace n ON n.nspname = w.name ->> 0
         JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.name ->> 1
         """,
-        [wanted],
+        [encoded],
     )
     return {TableName(str(schema), str(name)): int(oid or 0) for schema, name, oid in rows}
 
 
-def types_of(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType]:
+def read_types(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType]:
     """Return the types with these oids, each with its element and base types."""
     listed = "{" + ",".join(str(oid) for oid in sorted(oids)) + "}"
     rows = connection.query(
@@ -194,16 +194,16 @@ def types_of(connection: Connection, oids: Iterable[int]) -> Mapping[int, PgType
     return {oid: make(oid) for oid in raw}
 
 
-def _table(said: Mapping[str, Any], types: Mapping[int, PgType]) -> PgTable:
-    columns = tuple(_column(column, types) for column in said["columns"])
-    if said["kind"] == "p":
-        columns = tuple(_as_leaves_have_it(column, said["leaves"]) for column in columns)
+def _table(value: Mapping[str, Any], types: Mapping[int, PgType]) -> PgTable:
+    columns = tuple(_column(column, types) for column in value["columns"])
+    if value["kind"] == "p":
+        columns = tuple(_with_missing_of_leaves(column, value["leaves"]) for column in columns)
     names = {column.number: column.name for column in columns}
-    generated = {column[1]: column[6] for column in said["columns"]}
-    listed = said["list"]
-    leaves = tuple(_leaf(leaf) for leaf in said["leaves"])
-    size = {"pages": said["pages"], "bytes": said["bytes"], "estimated_rows": said["rows"]}
-    if said["kind"] == "p":
+    generated = {column[1]: column[6] for column in value["columns"]}
+    listed = value["list"]
+    leaves = tuple(_leaf(leaf) for leaf in value["leaves"])
+    size = {"pages": value["pages"], "bytes": value["bytes"], "estimated_rows": value["rows"]}
+    if value["kind"] == "p":
         size = {
             "pages": sum(leaf.pages for leaf in leaves),
             "bytes": sum(leaf.bytes for leaf in leaves),
@@ -212,37 +212,37 @@ def _table(said: Mapping[str, Any], types: Mapping[int, PgType]) -> PgTable:
             else -1,
         }
     return PgTable(
-        oid=said["oid"],
-        schema=said["schema"],
-        name=said["name"],
-        kind=said["kind"],
-        persistence=said["persistence"],
-        replica_identity=said["replica_identity"],
+        oid=value["oid"],
+        schema=value["schema"],
+        name=value["name"],
+        kind=value["kind"],
+        persistence=value["persistence"],
+        replica_identity=value["replica_identity"],
         columns=columns,
-        primary_key=tuple(said["primary_key"]),
-        identity=_identity(said, tuple(generated)),
-        published=said["published"],
+        primary_key=tuple(value["primary_key"]),
+        identity=_identity(value, tuple(generated)),
+        published=value["published"],
         published_columns=None if listed is None else tuple(names[n] for n in sorted(listed)),
         streamed=tuple(
             column.name
             for column in columns
-            if streams(
+            if is_streamed(
                 column.number,
                 generated[column.name],
                 listed=listed,
-                generated_too=said["generated_too"],
+                generated_too=value["generated_too"],
             )
         ),
-        row_filter=said["filter"],
-        filter_columns=tuple(names[n] for n in sorted(said["filter_columns"])),
+        row_filter=value["filter"],
+        filter_columns=tuple(names[n] for n in sorted(value["filter_columns"])),
         leaves=leaves,
-        ancestors=tuple(TableName(*name) for name in said["ancestors"]),
+        ancestors=tuple(TableName(*name) for name in value["ancestors"]),
         **size,
     )
 
 
-def _column(said: Sequence[Any], types: Mapping[int, PgType]) -> PgColumn:
-    number, name, type_oid, typmod, dimensions, nullable, generated, has_missing, missing = said
+def _column(value: Sequence[Any], types: Mapping[int, PgType]) -> PgColumn:
+    number, name, type_oid, typmod, dimensions, nullable, generated, has_missing, missing = value
     return PgColumn(
         name=name,
         number=number,
@@ -256,19 +256,19 @@ def _column(said: Sequence[Any], types: Mapping[int, PgType]) -> PgColumn:
     )
 
 
-def _as_leaves_have_it(column: PgColumn, leaves: Sequence[Mapping[str, Any]]) -> PgColumn:
+def _with_missing_of_leaves(column: PgColumn, leaves: Sequence[Mapping[str, Any]]) -> PgColumn:
     """Return a column of a root with the missing value on which all leaves agree.
 
     A root stores no rows, so only its leaves have the value of rows older than the column. If the
     leaves differ, the column has no known missing value.
     """
-    held = [leaf["missing"].get(column.name) for leaf in leaves]
-    if not held or held[0] is None or any(each != held[0] for each in held):
+    values = [leaf["missing"].get(column.name) for leaf in leaves]
+    if not values or values[0] is None or any(value != values[0] for value in values):
         return replace(column, missing=None, has_missing=False)
-    return replace(column, missing=held[0], has_missing=True)
+    return replace(column, missing=values[0], has_missing=True)
 
 
-def streams(
+def is_streamed(
     number: int, generated: str, *, listed: Sequence[int] | None, generated_too: bool
 ) -> bool:
     """Return whether messages carry a column.
@@ -283,29 +283,29 @@ def streams(
     return generated == "" or generated_too
 
 
-def _leaf(said: Mapping[str, Any]) -> PgLeaf:
+def _leaf(value: Mapping[str, Any]) -> PgLeaf:
     return PgLeaf(
-        oid=said["oid"],
-        schema=said["schema"],
-        name=said["name"],
-        kind=said["kind"],
-        replica_identity=said["replica_identity"],
-        identity=_identity(said, ()),
-        selectable=said["selectable"],
-        pages=said["pages"],
-        estimated_rows=said["rows"],
-        bytes=said["bytes"],
+        oid=value["oid"],
+        schema=value["schema"],
+        name=value["name"],
+        kind=value["kind"],
+        replica_identity=value["replica_identity"],
+        identity=_identity(value, ()),
+        selectable=value["selectable"],
+        pages=value["pages"],
+        estimated_rows=value["rows"],
+        bytes=value["bytes"],
     )
 
 
-def _identity(said: Mapping[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
-    match said["replica_identity"]:
+def _identity(value: Mapping[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
+    match value["replica_identity"]:
         case "f":
             return columns
-        case "d" if said["primary_key_immediate"]:
-            return tuple(said["primary_key"])
+        case "d" if value["primary_key_immediate"]:
+            return tuple(value["primary_key"])
         case "i":
-            return tuple(said["identity_index"])
+            return tuple(value["identity_index"])
         case _:
             return ()
 

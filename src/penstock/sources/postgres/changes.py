@@ -22,7 +22,7 @@ __all__ = [
     "LeavesChanged",
     "OperationsChanged",
     "PublicationAltered",
-    "PublicationGone",
+    "PublicationDropped",
     "PublicationReplaced",
     "Renamed",
     "RenamedColumn",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class PublicationGone:
+class PublicationDropped:
     """Missing publication. The stream fails at its next change."""
 
 
@@ -179,17 +179,17 @@ class ColumnsChanged:
 
     def ignoring(self, columns: Collection[str]) -> "ColumnsChanged | None":
         """Return the change without `columns`; None if nothing remains."""
-        rest = ColumnsChanged(
+        remaining = ColumnsChanged(
             self.table,
             self.name,
-            appended=tuple(each for each in self.appended if each.name not in columns),
-            renamed=tuple(each for each in self.renamed if each.before not in columns),
+            appended=tuple(column for column in self.appended if column.name not in columns),
+            renamed=tuple(column for column in self.renamed if column.before not in columns),
             dropped=tuple(name for name in self.dropped if name not in columns),
-            retyped=tuple(each for each in self.retyped if each.name not in columns),
+            retyped=tuple(column for column in self.retyped if column.name not in columns),
             loosened=tuple(name for name in self.loosened if name not in columns),
             tightened=tuple(name for name in self.tightened if name not in columns),
         )
-        return None if rest == ColumnsChanged(self.table, self.name) else rest
+        return None if remaining == ColumnsChanged(self.table, self.name) else remaining
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,10 +226,7 @@ class AttachedLeaf:
     table: int
     name: TableName
     born: bool
-    """True if every row of the leaf was inserted as a row of the root, and so is in the stream.
-
-    If False, `without_rows` can still show that the leaf is empty.
-    """
+    """True if every row of the leaf was inserted as a row of the root, and so is in the stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +271,7 @@ class TypeChanged:
 
 
 Change: TypeAlias = (
-    PublicationGone
+    PublicationDropped
     | PublicationReplaced
     | OperationsChanged
     | PublicationAltered

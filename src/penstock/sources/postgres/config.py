@@ -13,20 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Self, TypeVar
 
-import psycopg
-from psycopg import conninfo
-
 from penstock.errors import UsageError, similar
 from penstock.sources.postgres.names import TableName
 
-__all__ = ["SECRETS", "PostgresConfig", "TableSpec", "shown"]
+__all__ = ["PostgresConfig", "TableSpec", "render_url"]
 
 PUBLICATION: Final = "penstock"
-
-SECRETS: Final = frozenset(
-    {"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"}
-)
-"""Connection parameters that must never be printed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +33,23 @@ class TableSpec:
     """Columns stored as the text that the server prints, for any type."""
 
     @classmethod
-    def parse(cls, said: Any) -> Self:
+    def parse(cls, value: Any) -> Self:
         """Parse a name, or a mapping with `name`, `exclude` and `text`.
 
         Raises:
             UsageError: the value is neither.
         """
-        if isinstance(said, str):
-            return cls(TableName.parse(said))
-        if not isinstance(said, Mapping) or not isinstance(said.get("name"), str):
+        if isinstance(value, str):
+            return cls(TableName.parse(value))
+        if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
             raise UsageError(
-                f"table {said!r} of a postgres source cannot be understood",
+                f"table {value!r} of a postgres source cannot be understood",
                 hint="Write a name like public.orders, or {name: public.orders, exclude: [photo]}.",
             )
-        name = TableName.parse(said["name"])
-        _refuse_others(said, ("name", "exclude", "text"), f"table {name}")
-        exclude = _columns(said, "exclude", name)
-        text = _columns(said, "text", name)
+        name = TableName.parse(value["name"])
+        _reject_unknown_keys(value, ("name", "exclude", "text"), f"table {name}")
+        exclude = _read_columns(value, "exclude", name)
+        text = _read_columns(value, "text", name)
         if both := [column for column in exclude if column in text]:
             raise UsageError(
                 f'column "{both[0]}" of table {name} is both excluded and kept as text',
@@ -88,7 +80,7 @@ class PostgresConfig:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "parameters", dict(self.parameters))
-        object.__setattr__(self, "where", shown(self.parameters))
+        object.__setattr__(self, "where", render_url(self.parameters))
         if not self.publication or len(self.publication.encode()) > 63:
             raise UsageError(
                 f"the name of the publication has {len(self.publication.encode())} bytes",
@@ -100,9 +92,9 @@ class PostgresConfig:
                 hint="Name one at least, or leave tables out to follow all that are published.",
             )
         names = [table.name for table in self.tables or ()]
-        if twice := sorted({name for name in names if names.count(name) > 1}):
+        if duplicates := sorted({name for name in names if names.count(name) > 1}):
             raise UsageError(
-                f"table {twice[0]} is named twice", hint="Leave one of them out of tables."
+                f"table {duplicates[0]} is named twice", hint="Leave one of them out of tables."
             )
         if self.snapshot_tasks is not None and self.snapshot_tasks < 1:
             raise UsageError(
@@ -114,31 +106,33 @@ class PostgresConfig:
             )
 
     @classmethod
-    def parse(cls, said: Mapping[str, Any]) -> Self:
+    def parse(cls, section: Mapping[str, Any]) -> Self:
         """Parse the mapping under `postgres:` in the pipeline file.
 
         Raises:
             UsageError: the mapping is invalid; the error never contains a secret.
         """
         options = ("snapshot_tasks", "slot_warning")
-        _refuse_others(
-            said, ("url", "connection", "publication", "tables", *options), "postgres source"
+        _reject_unknown_keys(
+            section, ("url", "connection", "publication", "tables", *options), "postgres source"
         )
-        tables = said.get("tables")
+        tables = section.get("tables")
         if tables is not None and (isinstance(tables, str) or not isinstance(tables, Sequence)):
             raise UsageError(
                 "tables of a postgres source is not a list",
                 hint="Write it like [public.orders, public.customers].",
             )
-        publication = said.get("publication", PUBLICATION)
+        publication = section.get("publication", PUBLICATION)
         if not isinstance(publication, str):
             raise UsageError("publication of a postgres source is not text", hint="Write its name.")
         return cls(
-            parameters=_parameters(said),
+            parameters=_read_parameters(section),
             publication=publication,
             tables=None if tables is None else tuple(TableSpec.parse(table) for table in tables),
-            snapshot_tasks=_typed(said, "snapshot_tasks", int, "a number", default=None),
-            slot_warning=_typed(said, "slot_warning", int, "a number of bytes", default=1 << 30),
+            snapshot_tasks=_read_typed(section, "snapshot_tasks", int, "a number", default=None),
+            slot_warning=_read_typed(
+                section, "slot_warning", int, "a number of bytes", default=1 << 30
+            ),
         )
 
     def spec_of(self, name: TableName) -> TableSpec | None:
@@ -148,10 +142,10 @@ class PostgresConfig:
         return next((table for table in self.tables if table.name == name), None)
 
 
-def shown(parameters: Mapping[str, str]) -> str:
+def render_url(parameters: Mapping[str, str]) -> str:
     """Return `parameters` as a URL for display, without secrets.
 
-    >>> shown({"host": "db", "user": "me", "password": "pw", "dbname": "shop"})
+    >>> render_url({"host": "db", "user": "me", "password": "pw", "dbname": "shop"})
     'postgresql://me@db/shop'
     """
     user, port = parameters.get("user", ""), parameters.get("port", "")
@@ -159,12 +153,12 @@ def shown(parameters: Mapping[str, str]) -> str:
     if service := parameters.get("service", ""):
         host = host or f"service={service}"
     login = f"{user}@" if user else ""
-    place = f"{host}:{port}" if port else host
-    return f"postgresql://{login}{place}/{parameters.get('dbname', '')}"
+    address = f"{host}:{port}" if port else host
+    return f"postgresql://{login}{address}/{parameters.get('dbname', '')}"
 
 
-def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
-    url, connection = said.get("url"), said.get("connection")
+def _read_parameters(section: Mapping[str, Any]) -> dict[str, str]:
+    url, connection = section.get("url"), section.get("connection")
     if (url is None) == (connection is None):
         raise UsageError(
             "postgres source needs either a url or a connection",
@@ -181,6 +175,10 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
             "connection of a postgres source is not a mapping",
             hint="Write it like {host: db.example, dbname: shop, user: penstock}.",
         )
+    # Deferred: the package belongs to an extra.
+    import psycopg
+    from psycopg import conninfo
+
     # A libpq error message can quote its input, passwords included. It is therefore neither shown
     # nor chained.
     problem = ""
@@ -189,8 +187,8 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
         if url is not None:
             parameters = conninfo.conninfo_to_dict(url)
         else:
-            given = {name: str(value) for name, value in (connection or {}).items()}
-            parameters = conninfo.conninfo_to_dict(conninfo.make_conninfo(**given))
+            options = {name: str(value) for name, value in (connection or {}).items()}
+            parameters = conninfo.conninfo_to_dict(conninfo.make_conninfo(**options))
     except psycopg.Error:
         problem = "url" if url is not None else "connection"
     if problem == "url":
@@ -203,17 +201,17 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
     if any("@" in str(parameters.get(name, "")) for name in ("host", "port")):
         raise UsageError(
             "url of a postgres source has an @ too many",
-            detail="What comes after it would be the server. It is not shown, for it may be of "
-            "a password.",
+            detail="The text after the first @ would be the server. It is not printed, because it "
+            "may be part of a password.",
             hint="In a name and in a password, write @ as %40, : as %3A, / as %2F, % as %25.",
         )
     if problem:
         known = [option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()]
-        odd = [name for name in connection or {} if name not in known]
-        close = similar(odd[0], known) if odd else []
+        unknown = [name for name in connection or {} if name not in known]
+        close = similar(unknown[0], known) if unknown else []
         raise UsageError(
-            f'connection of a postgres source has a parameter "{odd[0]}", which libpq does not know'
-            if odd
+            f'parameter "{unknown[0]}" of connection of a postgres source does not exist in libpq'
+            if unknown
             else "connection of a postgres source cannot be understood",
             hint=f'Did you mean "{close[0]}"?'
             if close
@@ -228,8 +226,8 @@ def _parameters(said: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(value) for name, value in parameters.items()}
 
 
-def _columns(said: Mapping[str, Any], key: str, table: TableName) -> tuple[str, ...]:
-    columns = said.get(key, ())
+def _read_columns(section: Mapping[str, Any], key: str, table: TableName) -> tuple[str, ...]:
+    columns = section.get(key, ())
     if (
         isinstance(columns, str)
         or not isinstance(columns, Sequence)
@@ -244,15 +242,17 @@ def _columns(said: Mapping[str, Any], key: str, table: TableName) -> tuple[str, 
 _T = TypeVar("_T")
 
 
-def _typed(said: Mapping[str, Any], key: str, kind: type[_T], what: str, *, default: Any) -> Any:
-    value = said.get(key, default)
+def _read_typed(
+    section: Mapping[str, Any], key: str, kind: type[_T], what: str, *, default: Any
+) -> Any:
+    value = section.get(key, default)
     if value is None or type(value) is kind:
         return value
     raise UsageError(f'"{key}" of a postgres source is {value!r}', hint=f"Write {what}.")
 
 
-def _refuse_others(said: Mapping[str, Any], known: Sequence[str], what: str) -> None:
-    for key in said:
+def _reject_unknown_keys(section: Mapping[str, Any], known: Sequence[str], what: str) -> None:
+    for key in section:
         if key not in known:
             close = similar(str(key), known)
             raise UsageError(

@@ -1,20 +1,20 @@
 """Changes between two fingerprints.
 
-`compare` lists each change. The caller chooses the action, in most cases one of three:
+`compare` lists each change. `drift_actions.py` chooses the action, in most cases one of three:
 
-    follow      columns were appended, and older rows hold one known value in them
-    resync      rows may differ from the rows in the stream: rewritten, republished, leaves
-                attached or detached, another filter, a type that prints differently
-    give up     the table or the publication no longer exists
+    evolve          columns were appended, and older rows hold one known value in them
+    resync          rows may differ from the rows in the stream: rewritten, republished, leaves
+                    attached or detached, another filter, a type that prints differently
+    mark errored    the table or the publication no longer exists
 
 New storage may have a harmless explanation. `ALTER … TYPE integer USING amount * 100` gives a table
 new storage and new values. TRUNCATE also gives new storage, and the stream reports it. VACUUM FULL,
-CLUSTER and similar commands give new storage and keep the rows. See `explained`.
+CLUSTER and similar commands give new storage and keep the rows. See `is_explained`.
 """
 
 from collections.abc import Collection, Iterator, Mapping
 
-from penstock.sources.postgres.catalog import streams
+from penstock.sources.postgres.catalog import is_streamed
 from penstock.sources.postgres.changes import (
     AppendedColumn,
     AttachedLeaf,
@@ -27,7 +27,7 @@ from penstock.sources.postgres.changes import (
     LeavesChanged,
     OperationsChanged,
     PublicationAltered,
-    PublicationGone,
+    PublicationDropped,
     PublicationReplaced,
     Renamed,
     RenamedColumn,
@@ -48,7 +48,7 @@ from penstock.sources.postgres.fingerprint import (
 )
 from penstock.sources.postgres.publication import Publication
 
-__all__ = ["compare", "explained"]
+__all__ = ["compare", "is_explained"]
 
 
 def compare(before: Fingerprint, after: Fingerprint) -> list[Change]:
@@ -57,19 +57,19 @@ def compare(before: Fingerprint, after: Fingerprint) -> list[Change]:
     Tables that are published in neither fingerprint are ignored.
     """
     if after.publication is None:
-        gone: list[Change] = [] if before.publication is None else [PublicationGone()]
-        return gone + [
+        dropped: list[Change] = [] if before.publication is None else [PublicationDropped()]
+        return dropped + [
             TableDropped(mark.oid, mark.name)
             for mark in before.tables.values()
             if mark.published and mark.oid not in after.tables
         ]
-    changes = list(_publication(before.publication, after.publication))
+    changes = list(_publication_changes(before.publication, after.publication))
     for oid in sorted({*before.tables, *after.tables}):
-        changes += _table(oid, before, after)
+        changes += _table_changes(oid, before, after)
     return changes
 
 
-def explained(
+def is_explained(
     change: Rewritten, truncated: Mapping[int, Collection[int]], *, root: int = 0
 ) -> bool:
     """Return whether the stream reports all effects of new storage.
@@ -92,7 +92,7 @@ def explained(
     return change.xid in truncated.get(change.table, ()) or change.xid in truncated.get(root, ())
 
 
-def _publication(before: Publication | None, after: Publication) -> Iterator[Change]:
+def _publication_changes(before: Publication | None, after: Publication) -> Iterator[Change]:
     if before is None or before.oid != after.oid:
         yield PublicationReplaced(0 if before is None else before.oid, after.oid)
     elif before.operations != after.operations:
@@ -101,7 +101,7 @@ def _publication(before: Publication | None, after: Publication) -> Iterator[Cha
         yield PublicationAltered()
 
 
-def _table(oid: int, before: Fingerprint, after: Fingerprint) -> Iterator[Change]:
+def _table_changes(oid: int, before: Fingerprint, after: Fingerprint) -> Iterator[Change]:
     was, now = before.tables.get(oid), after.tables.get(oid)
     if now is None:
         if was is not None and was.published:
@@ -119,18 +119,18 @@ def _table(oid: int, before: Fingerprint, after: Fingerprint) -> Iterator[Change
     if not was.tokens & now.tokens:
         yield Republished(oid, now.name)
     if was.storage != now.storage:
-        harmless = _harmless(was, now, before.publication, after.publication)
+        harmless = _is_harmless(was, now, before.publication, after.publication)
         yield Rewritten(oid, now.name, now.row_xid, harmless)
-    yield from _columns(was, now, after.publication)
-    yield from _list(was, now, before.publication, after.publication)
+    yield from _column_changes(was, now, after.publication)
+    yield from _column_list_changes(was, now, before.publication, after.publication)
     if was.filter != now.filter:
         yield FilterChanged(oid, now.name)
-    yield from _identity(was, now)
-    yield from _leaves(was, now)
-    yield from _types(now, was, before, after)
+    yield from _identity_changes(was, now)
+    yield from _leaf_changes(was, now)
+    yield from _type_changes(now, was, before, after)
 
 
-def _harmless(
+def _is_harmless(
     was: TableMark, now: TableMark, old: Publication | None, new: Publication | None
 ) -> bool:
     by_name = any(token.startswith("t") for token in was.tokens & now.tokens)
@@ -139,29 +139,33 @@ def _harmless(
         (column.number, column.row_xid) for column in now.columns
     ]
     # The expression of a generated column is not stored in pg_attribute.
-    computed = any(column.generated for column in _streamed(now, new))
+    computed = any(column.generated for column in _streamed_columns(now, new))
     return by_name and sent and untouched and not computed
 
 
-def _columns(was: TableMark, now: TableMark, publication: Publication | None) -> Iterator[Change]:
+def _column_changes(
+    was: TableMark, now: TableMark, publication: Publication | None
+) -> Iterator[Change]:
     old = {column.number: column for column in was.columns}
     new = {column.number: column for column in now.columns}
-    kept = [(old[number], new[number]) for number in old if number in new]
+    common = [(old[number], new[number]) for number in old if number in new]
     change = ColumnsChanged(
         now.oid,
         now.name,
         appended=tuple(
             _appended(column, was, now, publication) for n, column in new.items() if n not in old
         ),
-        renamed=tuple(RenamedColumn(o.number, o.name, n.name) for o, n in kept if o.name != n.name),
+        renamed=tuple(
+            RenamedColumn(o.number, o.name, n.name) for o, n in common if o.name != n.name
+        ),
         dropped=tuple(column.name for number, column in old.items() if number not in new),
         retyped=tuple(
             RetypedColumn(n.name, (o.type, o.typmod), (n.type, n.typmod))
-            for o, n in kept
+            for o, n in common
             if (o.type, o.typmod) != (n.type, n.typmod)
         ),
-        loosened=tuple(n.name for o, n in kept if n.nullable and not o.nullable),
-        tightened=tuple(n.name for o, n in kept if o.nullable and not n.nullable),
+        loosened=tuple(n.name for o, n in common if n.nullable and not o.nullable),
+        tightened=tuple(n.name for o, n in common if o.nullable and not n.nullable),
     )
     if change != ColumnsChanged(now.oid, now.name):
         yield change
@@ -182,40 +186,50 @@ def _appended(
         column.typmod,
         default=column.missing[0] if column.missing else None,
         known=len(column.missing) <= 1 and column.generated == "" and not written,
-        streamed=column in _streamed(now, publication),
+        streamed=column in _streamed_columns(now, publication),
     )
 
 
-def _streamed(table: TableMark, publication: Publication | None) -> list[ColumnMark]:
-    too = publication is not None and publication.generated
+def _streamed_columns(table: TableMark, publication: Publication | None) -> list[ColumnMark]:
+    sends_generated = publication is not None and publication.generated
     return [
         column
         for column in table.columns
-        if streams(column.number, column.generated, listed=table.listed, generated_too=too)
+        if is_streamed(
+            column.number, column.generated, listed=table.listed, generated_too=sends_generated
+        )
     ]
 
 
-def _list(
+def _column_list_changes(
     was: TableMark, now: TableMark, old: Publication | None, new: Publication | None
 ) -> Iterator[Change]:
     both = {column.number for column in was.columns} & {column.number for column in now.columns}
-    before = {column.number: column.name for column in _streamed(was, old) if column.number in both}
-    after = {column.number: column.name for column in _streamed(now, new) if column.number in both}
+    before = {
+        column.number: column.name
+        for column in _streamed_columns(was, old)
+        if column.number in both
+    }
+    after = {
+        column.number: column.name
+        for column in _streamed_columns(now, new)
+        if column.number in both
+    }
     if before.keys() != after.keys():
         yield ColumnListChanged(now.oid, now.name, tuple(before.values()), tuple(after.values()))
 
 
-def _identity(was: TableMark, now: TableMark) -> Iterator[Change]:
-    before = was.replica_identity, _named(was, was.index)
-    after = now.replica_identity, _named(now, now.index)
+def _identity_changes(was: TableMark, now: TableMark) -> Iterator[Change]:
+    before = was.replica_identity, _column_names(was, was.index)
+    after = now.replica_identity, _column_names(now, now.index)
     if (before[0], was.index and was.index.columns) != (after[0], now.index and now.index.columns):
         yield IdentityChanged(now.oid, now.name, before, after)
     if was.key != now.key:
         yield KeyChanged(
             now.oid,
             now.name,
-            None if was.key is None else _named(was, was.key),
-            None if now.key is None else _named(now, now.key),
+            None if was.key is None else _column_names(was, was.key),
+            None if now.key is None else _column_names(now, now.key),
         )
     old = {mark.oid: mark for mark in was.partitions}
     for mark in now.partitions:
@@ -229,12 +243,12 @@ def _identity(was: TableMark, now: TableMark) -> Iterator[Change]:
             yield IdentityChanged(now.oid, now.name, there, here, leaf=mark.name)
 
 
-def _named(table: TableMark, index: IndexMark | None) -> tuple[str, ...]:
+def _column_names(table: TableMark, index: IndexMark | None) -> tuple[str, ...]:
     names = {column.number: column.name for column in table.columns}
     return tuple(names[number] for number in index.columns) if index else ()
 
 
-def _leaves(was: TableMark, now: TableMark) -> Iterator[Change]:
+def _leaf_changes(was: TableMark, now: TableMark) -> Iterator[Change]:
     old = {mark.oid: mark for mark in was.partitions}
     new = {mark.oid: mark for mark in now.partitions}
     stayed = {oid for oid in old if oid in new and _path(oid, old) == _path(oid, new)}
@@ -243,7 +257,9 @@ def _leaves(was: TableMark, now: TableMark) -> Iterator[Change]:
         now.oid,
         now.name,
         attached=tuple(
-            AttachedLeaf(mark.oid, mark.name, _born(mark, old, new) and mark.kind == "r")
+            AttachedLeaf(
+                mark.oid, mark.name, _was_created_attached(mark, old, new) and mark.kind == "r"
+            )
             for mark in leaves
             if mark.oid not in stayed
         ),
@@ -269,7 +285,7 @@ def _path(oid: int, marks: Mapping[int, PartitionMark]) -> tuple[tuple[int, int]
     return tuple(path)
 
 
-def _born(
+def _was_created_attached(
     leaf: PartitionMark, old: Mapping[int, PartitionMark], new: Mapping[int, PartitionMark]
 ) -> bool:
     """Return whether the leaf and all new partitions above it were created as partitions."""
@@ -284,14 +300,14 @@ def _born(
     return True
 
 
-def _types(
+def _type_changes(
     now: TableMark, was: TableMark, before: Fingerprint, after: Fingerprint
 ) -> Iterator[Change]:
-    kept = {column.number: column.type for column in was.columns}
+    types_before = {column.number: column.type for column in was.columns}
     using: dict[int, list[str]] = {}
     for column in now.columns:
-        if kept.get(column.number) == column.type:
-            for oid in _reached(column.type, after):
+        if types_before.get(column.number) == column.type:
+            for oid in _used_types(column.type, after):
                 using.setdefault(oid, []).append(column.name)
     for oid, columns in sorted(using.items()):
         old, new = before.types.get(oid), after.types[oid]
@@ -306,7 +322,7 @@ def _types(
             yield TypeChanged(now.oid, now.name, tuple(columns), new.name)
 
 
-def _reached(oid: int, fingerprint: Fingerprint) -> set[int]:
+def _used_types(oid: int, fingerprint: Fingerprint) -> set[int]:
     reached: set[int] = set()
     ahead = [oid]
     while ahead:

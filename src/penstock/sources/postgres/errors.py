@@ -1,7 +1,7 @@
 """Errors of a Postgres source.
 
-Each class here is an error that a caller handles differently from its parent class. `connect.py`
-has the errors of a connection.
+Each class here is an error that a caller handles differently from its parent class. `pgclient` has
+the errors of a connection.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from penstock.sources.source import ComparisonFailed
 
 __all__ = [
     "ComparisonRaced",
+    "HistoryRewound",
     "NotReady",
     "OtherHistory",
     "PublicationMissing",
@@ -22,14 +23,14 @@ __all__ = [
     "SlotInvalidated",
     "SlotLost",
     "SlotPassed",
-    "TableGone",
+    "TableMissing",
     "TableUntrackable",
     "resync_command",
 ]
 
 
 class NotReady(SourceError):
-    """Server that lacks a prerequisite, until an administrator acts."""
+    """Server without a prerequisite, until an administrator acts."""
 
     sqlstate = "55000"
 
@@ -52,8 +53,8 @@ class SlotLost(DefiniteError):
     def __init__(self, *, location: str, source: str, slot: str, resume_from: Lsn) -> None:
         super().__init__(
             f'replication slot "{slot}" of postgres source "{source}" does not exist',
-            detail=f"Changes from {resume_from} on were held by the slot and are lost.",
-            hint=f"To compare the tables and go on from a new slot, run: "
+            detail=f"The slot retained changes from {resume_from} on, which are lost.",
+            hint=f"To compare the tables and continue from a new slot, run: "
             f"{resync_command(location, source)}",
         )
 
@@ -70,7 +71,7 @@ class SlotInvalidated(DefiniteError):
         super().__init__(
             f'replication slot "{slot}" of postgres source "{source}" was invalidated',
             detail=f"The server's reason is {reason}. Changes from {resume_from} on are lost.",
-            hint=f"{remedy}To compare the tables and go on from a new slot, run: "
+            hint=f"{remedy}To compare the tables and continue from a new slot, run: "
             f"{resync_command(location, source)}",
         )
 
@@ -84,9 +85,9 @@ class SlotPassed(DefiniteError):
         self, *, location: str, source: str, slot: str, confirmed: Lsn, resume_from: Lsn
     ) -> None:
         super().__init__(
-            f'replication slot "{slot}" of postgres source "{source}" was read by somebody else',
-            detail=f"It stands at {confirmed}, and changes are stored up to {resume_from} only; "
-            "those in between were given to another reader.",
+            f'replication slot "{slot}" of postgres source "{source}" was read by another client',
+            detail=f"The confirmed position of the slot is {confirmed}, and changes are stored up "
+            f"to {resume_from}. The changes in between were sent to another reader.",
             hint=f"Find the other reader, then run: {resync_command(location, source)}",
         )
 
@@ -98,9 +99,9 @@ class SlotForeign(UsageError):
 
     def __init__(self, *, slot: str, nonce: str) -> None:
         super().__init__(
-            f'replication slot "{slot}" is not ours',
-            detail=f'The name of ours ends in "_{nonce}".',
-            hint="If nobody reads from it, drop it with: "
+            f'replication slot "{slot}" does not belong to this source',
+            detail=f'The name of the slot of this source ends in "_{nonce}".',
+            hint="If the slot has no reader, drop it with: "
             f"SELECT pg_drop_replication_slot('{slot}');",
         )
 
@@ -113,7 +114,7 @@ class SlotBusy(TransientError):
     def __init__(self, *, slot: str, pid: int) -> None:
         super().__init__(
             f'replication slot "{slot}" is in use by server process {pid}',
-            hint=f"If it should not be, run: SELECT pg_terminate_backend({pid});",
+            hint=f"To end that process, run: SELECT pg_terminate_backend({pid});",
         )
 
 
@@ -125,13 +126,13 @@ class PublicationMissing(DefiniteError):
     def __init__(self, *, location: str, source: str, publication: str, statement: str) -> None:
         super().__init__(
             f'publication "{publication}" of postgres source "{source}" does not exist',
-            detail="Changes made while there is none cannot be read from the slot any more, even "
-            "if it is created again.",
+            detail="Changes made without the publication cannot be read from the slot, even after "
+            "it is created again.",
             hint=f"Create it with: {statement} Then run: {resync_command(location, source)}",
         )
 
 
-class TableGone(DefiniteError):
+class TableMissing(DefiniteError):
     """Table that was dropped, or is no longer published."""
 
     sqlstate = "42P01"
@@ -143,16 +144,16 @@ class TableGone(DefiniteError):
             super().__init__(
                 f'table {table} of postgres source "{source}" was dropped',
                 detail="A table created under the same name is another table.",
-                hint="To remove it from the source, leave it out of tables in the file. To track "
+                hint="To remove it from the source, remove it from tables in the file. To track "
                 "it again, restore it or create one of that name. Unless the publication is FOR "
                 f"ALL TABLES, run: ALTER PUBLICATION {publication} ADD TABLE {table}; Then run: "
                 f"{resync_command(location, source, table)}",
             )
         else:
             super().__init__(
-                f'table {table} of postgres source "{source}" is not in publication '
-                f'"{publication}" any more',
-                hint=f"Put it back with: ALTER PUBLICATION {publication} ADD TABLE {table}; "
+                f'table {table} of postgres source "{source}" was removed from '
+                f'publication "{publication}"',
+                hint=f"Add it again with: ALTER PUBLICATION {publication} ADD TABLE {table}; "
                 f"Then run: {resync_command(location, source, table)}",
             )
 
@@ -168,7 +169,7 @@ class TableUntrackable(DefiniteError):
         super().__init__(
             f'table {name} of postgres source "{source}" cannot be tracked',
             detail=f"Its collection cannot be created: {cause}. {cause.detail}".rstrip(),
-            hint=f"{cause.hint} The table is tracked as soon as that is done. To leave it out, "
+            hint=f"{cause.hint} The table is tracked as soon as that is done. To omit it, "
             "list the other tables under tables in the file.",
         )
 
@@ -190,17 +191,17 @@ class SchemaChanged(DefiniteError):
     ) -> None:
         """Create the error; `accepted` explains the new form, None if it cannot be adopted.
 
-        With `replaceable`, a resync copies the table into a new collection.
+        With `replaceable`, a resync reads the table into a new collection.
         """
         command = resync_command(location, source, table)
         super().__init__(
             f'table {table} of postgres source "{source}" has changed: {reason}',
             detail=accepted or "",
-            hint=f"To copy it again in its new form, run: {command}"
+            hint=f"To read a new snapshot in its new form, run: {command}"
             if replaceable
-            else f"Undo that on the source, then run: {command}"
+            else f"Undo the change on the server, then run: {command}"
             if accepted is None
-            else f"To compare it and go on in its new form, run: {command}",
+            else f"To compare it and continue in its new form, run: {command}",
         )
 
 
@@ -230,6 +231,10 @@ class OtherHistory(DefiniteError):
             detail=reason,
             hint=f"If the server is the right one, run: {resync_command(location, source)}",
         )
+
+
+class HistoryRewound(OtherHistory):
+    """The history of the known server was rewound: it was restored, or a standby was promoted."""
 
 
 def resync_command(location: str, source: str, *tables: TableName) -> str:

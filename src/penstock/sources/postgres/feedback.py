@@ -6,8 +6,8 @@ receives no feedback for `wal_sender_timeout` closes the connection, even while 
 Feedback therefore has its own timer.
 
 A fenced process that kept sending feedback would keep the slot active, and the new owner could not
-use it (hazard A7). Feedback therefore pauses if ownership was last verified more than `PROVED_MS`
-ago. A commit that became durable is one such verification.
+use it (hazard A7). Feedback therefore pauses if ownership was last verified more than
+`OWNERSHIP_VALID_MS` ago. A commit that became durable is one such verification.
 """
 
 import threading
@@ -16,15 +16,15 @@ from typing import Final
 from penstock.clock import Clock
 from penstock.errors import SourceError
 from penstock.sources.postgres.lsn import Lsn
-from penstock.sources.postgres.stream import ReplicationStream
+from penstock.sources.postgres.replication_stream import ReplicationStream
 
 __all__ = ["Feedback", "feedback_interval_ms"]
 
-EVERY_MS: Final = 1_000
-LEAST_MS: Final = 50
+INTERVAL_MS: Final = 1_000
+SHORTEST_MS: Final = 50
 """Shortest interval between two feedback messages, even for a very short `wal_sender_timeout`."""
 
-PROVED_MS: Final = 30_000
+OWNERSHIP_VALID_MS: Final = 30_000
 """Validity of a verification of ownership."""
 
 
@@ -36,7 +36,7 @@ class Feedback:
         self._interval_ms = feedback_interval_ms(stream.server_timeout_ms)
         self._clock = clock
         self._durable = durable
-        self._proved_ms = clock.boot_ms()
+        self._verified_ms = clock.boot_ms()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="feedback", daemon=True)
 
@@ -52,7 +52,7 @@ class Feedback:
 
     def ownership_verified(self) -> None:
         """Record that this process is the writer as of now."""
-        self._proved_ms = self._clock.boot_ms()
+        self._verified_ms = self._clock.boot_ms()
 
     def stop(self) -> None:
         """Stop the timer and wait for its thread."""
@@ -62,7 +62,7 @@ class Feedback:
 
     def _run(self) -> None:
         while not self._clock.wait(self._stop, self._interval_ms):
-            if self._clock.boot_ms() - self._proved_ms > PROVED_MS:
+            if self._clock.boot_ms() - self._verified_ms > OWNERSHIP_VALID_MS:
                 continue
             try:
                 self._stream.confirm(self._durable)
@@ -76,5 +76,5 @@ def feedback_interval_ms(server_timeout_ms: int) -> int:
     The interval is a third of the timeout, so the connection survives one late message.
     """
     if not server_timeout_ms:
-        return EVERY_MS
-    return max(LEAST_MS, min(EVERY_MS, server_timeout_ms // 3))
+        return INTERVAL_MS
+    return max(SHORTEST_MS, min(INTERVAL_MS, server_timeout_ms // 3))

@@ -24,8 +24,8 @@ from typing import Any
 
 import msgspec
 
+from penstock.pgclient import Connection
 from penstock.sources.postgres import fingerprint_sql
-from penstock.sources.postgres.connect import Connection
 from penstock.sources.postgres.names import TableName
 from penstock.sources.postgres.publication import OPERATIONS, Publication
 
@@ -36,8 +36,7 @@ __all__ = [
     "PartitionMark",
     "TableMark",
     "TypeMark",
-    "fingerprint",
-    "without_rows",
+    "read_fingerprint",
 ]
 
 
@@ -158,7 +157,7 @@ class Fingerprint:
     """Digest of the versions of all catalog rows that the fingerprint is read from."""
 
 
-def fingerprint(
+def read_fingerprint(
     connection: Connection,
     publication: str,
     tables: Iterable[int],
@@ -178,44 +177,37 @@ def fingerprint(
     if last is not None and last.digest == digest:
         return last
     rows = connection.query(fingerprint_sql.query(version), given)
-    found: dict[str, list[Any]] = {"publication": [], "table": [], "partition": [], "type": []}
-    for kind, said in rows:
-        found[kind or ""].append(msgspec.json.decode(said or ""))
+    rows_by_kind: dict[str, list[Any]] = {
+        "publication": [],
+        "table": [],
+        "partition": [],
+        "type": [],
+    }
+    for kind, text in rows:
+        rows_by_kind[kind or ""].append(msgspec.json.decode(text or ""))
     partitions: dict[int, list[PartitionMark]] = {}
-    for root, *said in found["partition"]:
-        partitions.setdefault(root, []).append(_partition(said))
-    marks = (_table(said, partitions) for said in found["table"])
-    types = (_type(said) for said in found["type"])
+    for root, *row in rows_by_kind["partition"]:
+        partitions.setdefault(root, []).append(_partition(row))
+    marks = (_table(row, partitions) for row in rows_by_kind["table"])
+    types = (_type(row) for row in rows_by_kind["type"])
     return Fingerprint(
-        publication=_publication(found["publication"][0]) if found["publication"] else None,
+        publication=_publication(rows_by_kind["publication"][0])
+        if rows_by_kind["publication"]
+        else None,
         tables={mark.oid: mark for mark in marks},
         types={mark.oid: mark for mark in types},
         digest=digest,
     )
 
 
-def without_rows(connection: Connection, tables: Iterable[int]) -> set[int]:
-    """Return the tables among `tables` that have held no row since their creation or truncation.
-
-    The query opens the tables, so it waits for conflicting locks.
-    """
-    listed = "{" + ",".join(str(oid) for oid in tables) + "}"
-    rows = connection.query(
-        "SELECT oid FROM pg_catalog.unnest($1::oid[]) oid"
-        " WHERE pg_catalog.pg_relation_size(oid) = 0",
-        [listed],
-    )
-    return {int(row[0] or 0) for row in rows}
-
-
-def _publication(said: list[Any]) -> Publication:
-    oid, xid, everything, via_root, *operations, generated = said
+def _publication(row: list[Any]) -> Publication:
+    oid, xid, everything, via_root, *operations, generated = row
     sent = tuple(name for name, on in zip(OPERATIONS, operations, strict=True) if on)
     return Publication(oid, int(xid), everything, via_root, sent, generated)
 
 
-def _table(said: list[Any], partitions: dict[int, list[PartitionMark]]) -> TableMark:
-    (oid, schema, name, kind, storage, xid, identity, published, *more) = said
+def _table(row: list[Any], partitions: dict[int, list[PartitionMark]]) -> TableMark:
+    (oid, schema, name, kind, storage, xid, identity, published, *more) = row
     tokens, indexes, listed, row_filter, columns = more
     below = sorted(partitions.get(oid, ()), key=lambda mark: mark.oid)
     return TableMark(
@@ -227,8 +219,8 @@ def _table(said: list[Any], partitions: dict[int, list[PartitionMark]]) -> Table
         replica_identity=identity,
         published=published,
         tokens=frozenset(tokens),
-        key=next((_index(each) for each in indexes if each[1]), None),
-        index=next((_index(each) for each in indexes if _names_rows(each, identity)), None),
+        key=next((_index(index) for index in indexes if index[1]), None),
+        index=next((_index(index) for index in indexes if _identifies_rows(index, identity)), None),
         listed=None if listed is None else tuple(sorted(listed)),
         filter=row_filter,
         columns=tuple(_column(column, kind, below) for column in columns),
@@ -236,9 +228,9 @@ def _table(said: list[Any], partitions: dict[int, list[PartitionMark]]) -> Table
     )
 
 
-def _column(said: list[Any], kind: str, below: list[PartitionMark]) -> ColumnMark:
-    number, name, type_oid, typmod, nullable, generated, xid, missing = said
-    held: tuple[str, ...] = () if missing is None else (missing,)
+def _column(row: list[Any], kind: str, below: list[PartitionMark]) -> ColumnMark:
+    number, name, type_oid, typmod, nullable, generated, xid, missing = row
+    missing_values: tuple[str, ...] = () if missing is None else (missing,)
     if kind == "p":
         # A root stores no rows. Each leaf has its own value for rows older than the column.
         values = {
@@ -247,13 +239,15 @@ def _column(said: list[Any], kind: str, below: list[PartitionMark]) -> ColumnMar
             for column, value in mark.missing
             if mark.kind == "r" and column == name
         }
-        held = tuple(sorted(values))
-    return ColumnMark(number, name, type_oid, typmod, nullable, generated, int(xid), held)
+        missing_values = tuple(sorted(values))
+    return ColumnMark(number, name, type_oid, typmod, nullable, generated, int(xid), missing_values)
 
 
-def _partition(said: list[Any]) -> PartitionMark:
-    oid, schema, name, parent, kind, storage, xid, identity, indexes, attached, born, missing = said
-    names: list[str] = next((each[4] for each in indexes if _names_rows(each, identity)), [])
+def _partition(row: list[Any]) -> PartitionMark:
+    oid, schema, name, parent, kind, storage, xid, identity, indexes, attached, born, missing = row
+    names: list[str] = next(
+        (index[4] for index in indexes if _identifies_rows(index, identity)), []
+    )
     return PartitionMark(
         oid=oid,
         name=TableName(schema, name),
@@ -269,17 +263,17 @@ def _partition(said: list[Any]) -> PartitionMark:
     )
 
 
-def _index(said: list[Any]) -> IndexMark:
-    return IndexMark(said[0], tuple(said[4]))
+def _index(row: list[Any]) -> IndexMark:
+    return IndexMark(row[0], tuple(row[4]))
 
 
-def _names_rows(index: list[Any], identity: str) -> bool:
+def _identifies_rows(index: list[Any], identity: str) -> bool:
     _, primary, chosen, immediate, *_ = index
     return bool((identity == "d" and primary and immediate) or (identity == "i" and chosen))
 
 
-def _type(said: list[Any]) -> TypeMark:
-    oid, name, labels, attributes, uses = said
+def _type(row: list[Any]) -> TypeMark:
+    oid, name, labels, attributes, uses = row
     return TypeMark(
         oid,
         name,

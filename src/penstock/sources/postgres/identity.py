@@ -7,11 +7,11 @@ identity (hazard B5):
 
     system id     another            another server
     timeline      the same           valid, unless its WAL ends below the stored changes
-                  a descendant       valid, if it left ours at or past the stored changes
+                  a descendant       valid, if it left the stored one at or past the stored changes
                   anything else      the stored changes are not in its history
 
 This check cannot detect a volume that was restored on the same timeline and has since been written
-past the stored position. `tail.py` detects that where the server repeats the last durable
+past the stored position. `stream_reader.py` detects that where the server repeats the last durable
 transaction: it must be the same as before.
 """
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from penstock.errors import SourceError
-from penstock.sources.postgres.connect import Connection
+from penstock.pgclient import Connection
 from penstock.sources.postgres.lsn import Lsn
 
 __all__ = [
@@ -32,12 +32,12 @@ __all__ = [
     "Probe",
     "Same",
     "Verdict",
+    "compare_history",
     "history_of",
     "identify",
-    "judge",
-    "less_page_header",
     "parse_history",
     "probe",
+    "strip_page_header",
 ]
 
 
@@ -89,13 +89,13 @@ class ForkedBefore:
     def __str__(self) -> str:
         if self.at is None:
             return (
-                f"The server is on timeline {self.timeline}, whose history does not hold the "
-                f"timeline from which changes up to {self.durable} are stored."
+                f"Changes up to {self.durable} are stored. The server is on timeline "
+                f"{self.timeline}, and its history does not contain the timeline of these changes."
             )
         return (
-            f"The server's timeline {self.timeline} began at {self.at}, and changes up to "
-            f"{self.durable} of the timeline before are stored; those past {self.at} never "
-            "happened there."
+            f"Timeline {self.timeline} of the server began at {self.at}. Changes up to "
+            f"{self.durable} of the previous timeline are stored. The changes after {self.at} are "
+            "not in the history of the server."
         )
 
 
@@ -104,10 +104,10 @@ class OtherServer:
     """Server with another system identifier."""
 
     expected: int
-    found: int
+    actual: int
 
     def __str__(self) -> str:
-        return f"The server's system identifier is {self.found}, and was {self.expected}."
+        return f"The server's system identifier is {self.actual}, and was {self.expected}."
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,8 +119,8 @@ class Behind:
 
     def __str__(self) -> str:
         return (
-            f"The server's log ends at {self.at}, and changes up to {self.durable} are stored; it "
-            "was set back to an earlier state."
+            f"The WAL of the server ends at {self.at}. Changes up to {self.durable} are stored. "
+            "The server was restored to an earlier state."
         )
 
 
@@ -162,18 +162,20 @@ def parse_history(content: str) -> tuple[Fork, ...]:
     return tuple(forks)
 
 
-def judge(stored: Identity, found: Identity, durable: Lsn) -> Verdict:
-    """Return the verdict whether `found` has all commits below `durable` of `stored`."""
-    if found.system_id != stored.system_id:
-        return OtherServer(stored.system_id, found.system_id)
-    if found.timeline == stored.timeline:
-        return Behind(found.xlogpos, durable) if found.xlogpos < durable else Same()
-    left = next((fork.at for fork in found.history if fork.timeline == stored.timeline), None)
-    if left is None or left < durable:
-        return ForkedBefore(found.timeline, left, durable)
-    if found.xlogpos < durable:
-        return Behind(found.xlogpos, durable)
-    return ForkedAfter(found.timeline, left)
+def compare_history(stored: Identity, current: Identity, durable: Lsn) -> Verdict:
+    """Return whether `current` has all commits of `stored` below `durable`, as a verdict."""
+    if current.system_id != stored.system_id:
+        return OtherServer(stored.system_id, current.system_id)
+    if current.timeline == stored.timeline:
+        return Behind(current.xlogpos, durable) if current.xlogpos < durable else Same()
+    fork_point = next(
+        (fork.at for fork in current.history if fork.timeline == stored.timeline), None
+    )
+    if fork_point is None or fork_point < durable:
+        return ForkedBefore(current.timeline, fork_point, durable)
+    if current.xlogpos < durable:
+        return Behind(current.xlogpos, durable)
+    return ForkedAfter(current.timeline, fork_point)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,7 +227,7 @@ def probe(connection: Connection) -> Probe:
     )[0]
     standby, insert, flush, now, system, timeline, segment, page = (text or "" for text in row)
     return Probe(
-        insert_lsn=less_page_header(
+        insert_lsn=strip_page_header(
             Lsn.parse(insert), segment_bytes=int(segment), page_bytes=int(page)
         ),
         flush_lsn=Lsn.parse(flush),
@@ -237,17 +239,17 @@ def probe(connection: Connection) -> Probe:
     )
 
 
-def less_page_header(lsn: Lsn, *, segment_bytes: int, page_bytes: int) -> Lsn:
+def strip_page_header(lsn: Lsn, *, segment_bytes: int, page_bytes: int) -> Lsn:
     """Return `lsn`, or the start of its page if only the page header lies in between.
 
     The next record starts after the header, and the header is written only with that record. On an
     idle server, the stream would never reach `lsn`.
     """
-    at = lsn.position
-    if at % segment_bytes == FIRST_HEADER:
-        return Lsn(at - FIRST_HEADER)
-    if at % page_bytes == HEADER:
-        return Lsn(at - HEADER)
+    position = lsn.position
+    if position % segment_bytes == FIRST_HEADER:
+        return Lsn(position - FIRST_HEADER)
+    if position % page_bytes == HEADER:
+        return Lsn(position - HEADER)
     return lsn
 
 

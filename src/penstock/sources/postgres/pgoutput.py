@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from penstock.data.jit import Bytes, Int32s, Int64s
 from penstock.errors import InternalError, TransientError
-from penstock.sources.postgres import frames
+from penstock.sources.postgres import pgoutput_kernels as kernels
 
 __all__ = [
     "Chunk",
@@ -194,48 +194,48 @@ class Decoder:
 
         into = decoder.space()           free space for bytes, at least one
         decoder.filled(n)                n bytes were written there
-        other = decoder.walk()           scan them, up to a frame that is no change
+        other = decoder.scan()           scan them, up to a frame that is no change
         chunk = decoder.take()           the messages scanned since the last call
     """
 
     def __init__(self, capacity: int = CAPACITY) -> None:
-        """Create a decoder with buffers of `capacity` bytes, and larger ones for larger frames."""
+        """Create a decoder with buffers of `capacity` bytes, and larger ones for larger kernels."""
         self._capacity = capacity
         self._spare = min(SPARE, capacity // 4)
         self._buffer: Bytes = np.empty(capacity, np.uint8)
         self._end = 0
-        self._state = frames.new_state()
-        self._notes = frames.Notes.for_bytes(capacity)
+        self._state = kernels.new_state()
+        self._arrays = kernels.ScanArrays.for_bytes(capacity)
 
     @property
-    def unwalked(self) -> int:
+    def unscanned(self) -> int:
         """Return the number of buffered bytes that are not scanned yet."""
-        return self._end - int(self._state[frames.AT])
+        return self._end - int(self._state[kernels.AT])
 
     @property
-    def walked(self) -> int:
+    def scanned(self) -> int:
         """Return the number of scanned bytes, which `take` would return."""
-        return int(self._state[frames.AT])
+        return int(self._state[kernels.AT])
 
     @property
     def full(self) -> bool:
         """Return whether a chunk should be taken before more bytes are read."""
         room = len(self._buffer) - self._end
-        return int(self._state[frames.AT]) > 0 and (
-            room < self._spare or bool(self._state[frames.CROWDED])
+        return int(self._state[kernels.AT]) > 0 and (
+            room < self._spare or bool(self._state[kernels.CROWDED])
         )
 
     @property
     def in_transaction(self) -> bool:
         """Return whether the scan is inside a transaction."""
-        return bool(self._state[frames.IN_TRANSACTION])
+        return bool(self._state[kernels.IN_TRANSACTION])
 
     def space(self) -> memoryview:
         """Return the free space of the buffer, for the next bytes."""
         if self._end == len(self._buffer):
-            at = int(self._state[frames.AT])
+            at = int(self._state[kernels.AT])
             # Scanned bytes that are not taken cannot be dropped, so a larger buffer is needed.
-            wanted = max(int(self._state[frames.WANTED]) + self._spare, 2 * (self._end - at))
+            wanted = max(int(self._state[kernels.WANTED]) + self._spare, 2 * (self._end - at))
             self._move(np.empty(at + wanted, np.uint8), keep=0)
         return self._buffer.data[self._end :]
 
@@ -243,79 +243,79 @@ class Decoder:
         """Record that `count` bytes were written to the space that `space` returned."""
         self._end += count
 
-    def walk(self) -> Frame | None:
+    def scan(self) -> Frame | None:
         """Scan the buffered bytes, up to a frame that carries no change, and return that frame.
 
         Raises:
             TransientError: the bytes are not valid pgoutput messages.
         """
-        status = frames.walk(self._buffer, self._end, self._state, *self._notes)
-        if status == frames.MORE:
+        status = kernels.scan(self._buffer, self._end, self._state, *self._arrays)
+        if status == kernels.MORE:
             return None
-        at = int(self._state[frames.AT])
-        if status == frames.OTHER:
+        at = int(self._state[kernels.AT])
+        if status == kernels.OTHER:
             body = at + 5
-            end = at + int(self._state[frames.WANTED])
-            self._state[frames.AT] = end
+            end = at + int(self._state[kernels.WANTED])
+            self._state[kernels.AT] = end
             return Frame(self._buffer[at : at + 1].tobytes(), self._buffer[body:end].tobytes())
         # Include the bytes up to the message type, and no user data.
-        found = self._buffer[at : min(at + 31, self._end)].tobytes()
-        which = f", {found[30:]!r}" if status == frames.UNKNOWN else ""
-        raise damaged(f"{frames.REASONS[status]}{which}", found)
+        data = self._buffer[at : min(at + 31, self._end)].tobytes()
+        which = f", {data[30:]!r}" if status == kernels.UNKNOWN else ""
+        raise damaged(f"{kernels.REASONS[status]}{which}", data)
 
     def take(self) -> Chunk | None:
         """Return the messages scanned since the last chunk, or None if no frame was scanned."""
-        state, notes = self._state, self._notes
-        walked = int(state[frames.AT])
-        if walked == 0:
+        state, arrays = self._state, self._arrays
+        scanned = int(state[kernels.AT])
+        if scanned == 0:
             return None
-        rows, transactions = int(state[frames.ROWS]), int(state[frames.TRANSACTIONS])
-        marks = int(state[frames.MARKS])
-        told = [
-            (int(notes.mark_row[mark]), _mark(self._buffer[at : notes.mark_end[mark]].tobytes()))
-            for mark, at in enumerate(notes.mark_at[:marks].tolist())
+        rows, transactions = int(state[kernels.ROWS]), int(state[kernels.TRANSACTIONS])
+        marks = int(state[kernels.MARKS])
+        decoded_marks = [
+            (int(arrays.mark_row[mark]), _mark(self._buffer[at : arrays.mark_end[mark]].tobytes()))
+            for mark, at in enumerate(arrays.mark_at[:marks].tolist())
         ]
         chunk = Chunk(
-            buffer=self._give(walked),
-            kind=notes.kind[:rows].copy(),
-            relation=notes.relation[:rows].copy(),
-            old_kind=notes.old_kind[:rows].copy(),
-            old_at=notes.old_at[:rows].copy(),
-            new_at=notes.new_at[:rows].copy(),
-            transaction=notes.transaction[:rows].copy(),
-            commit_lsn=notes.commit_lsn[:transactions].copy(),
-            end_lsn=notes.end_lsn[:transactions].copy(),
-            xid=notes.xid[:transactions].copy(),
-            committed_us=notes.committed_us[:transactions].copy(),
-            marks=told,
-            mark_transaction=notes.mark_transaction[:marks].copy(),
-            wal_end=int(state[frames.WAL_END]),
-            reply_requested=bool(state[frames.REPLY]),
+            buffer=self._give(scanned),
+            kind=arrays.kind[:rows].copy(),
+            relation=arrays.relation[:rows].copy(),
+            old_kind=arrays.old_kind[:rows].copy(),
+            old_at=arrays.old_at[:rows].copy(),
+            new_at=arrays.new_at[:rows].copy(),
+            transaction=arrays.transaction[:rows].copy(),
+            commit_lsn=arrays.commit_lsn[:transactions].copy(),
+            end_lsn=arrays.end_lsn[:transactions].copy(),
+            xid=arrays.xid[:transactions].copy(),
+            committed_us=arrays.committed_us[:transactions].copy(),
+            marks=decoded_marks,
+            mark_transaction=arrays.mark_transaction[:marks].copy(),
+            wal_end=int(state[kernels.WAL_END]),
+            reply_requested=bool(state[kernels.REPLY]),
         )
-        frames.begin_chunk(state)
+        kernels.begin_chunk(state)
         return chunk
 
-    def _give(self, walked: int) -> Bytes:
+    def _give(self, scanned: int) -> Bytes:
         """Return the scanned part of the buffer, and move remaining bytes to the next buffer."""
         whole = self._buffer
-        if walked < self._capacity // 4 and len(whole) == self._capacity:
-            given = whole[:walked].copy()
-            self._move(whole, keep=walked)
+        if scanned < self._capacity // 4 and len(whole) == self._capacity:
+            given = whole[:scanned].copy()
+            self._move(whole, keep=scanned)
             return given
         # An incomplete frame may be larger than a buffer of the usual size.
-        wanted = int(self._state[frames.WANTED]) + self._spare
+        wanted = int(self._state[kernels.WANTED]) + self._spare
         room = self._capacity
-        if self._end > walked and wanted > room:
-            room = max(wanted, self._end - walked)
-        self._move(np.empty(max(room, self._end - walked), np.uint8), keep=walked)
-        return whole[:walked]
+        if self._end > scanned and wanted > room:
+            room = max(wanted, self._end - scanned)
+        self._move(np.empty(max(room, self._end - scanned), np.uint8), keep=scanned)
+        return whole[:scanned]
 
     def _move(self, buffer: Bytes, keep: int) -> None:
         rest = self._end - keep
         buffer[:rest] = self._buffer[keep : self._end]
         self._buffer, self._end = buffer, rest
         if keep:
-            self._state[frames.AT] = 0
+            self._state[kernels.AT] = 0
 
 
 def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
@@ -327,11 +327,11 @@ def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
     at = np.ascontiguousarray(at, np.int64)
     sizes = np.zeros(columns, np.int64)
     seen = np.zeros((columns, 256), np.bool_)
-    wrong = frames.measure(chunk.buffer, at, columns, sizes, seen)
+    wrong = kernels.measure(chunk.buffer, at, columns, sizes, seen)
     if wrong >= 0:
         raise InternalError(
             f"there is no tuple of {columns} columns at {int(at[wrong])}",
-            detail="Tuples are looked up where the walk saw them, with the columns of the "
+            detail="Tuples are looked up where the scan saw them, with the columns of the "
             "Relation message before them.",
         )
     total = int(sizes.sum())
@@ -341,7 +341,7 @@ def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
     offsets = np.zeros((columns, count + 1), np.int64 if large else np.int32)
     valid = np.zeros((columns, (count + 7) // 8), np.uint8)
     unchanged = np.zeros((columns, count), np.bool_)
-    frames.copy(chunk.buffer, at, columns, bases, values, offsets, valid, unchanged)
+    kernels.copy(chunk.buffer, at, columns, bases, values, offsets, valid, unchanged)
     held = pa.py_buffer(values)
     gathered = []
     for column in range(columns):
@@ -363,12 +363,12 @@ def gather(chunk: Chunk, at: Int64s, columns: int) -> list[TupleColumn]:
     return gathered
 
 
-def damaged(reason: str, found: bytes) -> TransientError:
+def damaged(reason: str, data: bytes) -> TransientError:
     """Return the error for a message that violates the protocol."""
     return TransientError(
-        f"replication stream cannot be understood: {reason}",
-        detail=f"The bytes are {found.hex(' ')}." if found else "",
-        hint="It is read again from what is durable. If it happens again, please report it.",
+        f"replication stream is invalid: {reason}",
+        detail=f"The bytes are {data.hex(' ')}." if data else "",
+        hint="The stream is read again from the durable position. If the error repeats, report it.",
     )
 
 

@@ -19,26 +19,25 @@ import hashlib
 from dataclasses import dataclass
 from typing import Final, Literal, Self
 
-from penstock.durable import normal
-from penstock.sources.postgres.connect import Connection, quote_literal
+from penstock.pgclient import Connection, quote_literal
 from penstock.sources.postgres.names import TableName, identifier
 
 __all__ = [
     "OPERATIONS",
-    "Maker",
+    "Creator",
     "Publication",
     "alter_publication",
-    "comment_of",
+    "comment_statement",
     "find_publication",
-    "made_for",
     "may_drop",
     "membership",
     "publication_columns",
     "publishable_oids",
+    "read_creator",
 ]
 
-MADE: Final = "made by penstock for source "
-LAKE: Final = " of lake "
+COMMENT_PREFIX: Final = "made by penstock for source "
+LAKE_SEPARATOR: Final = " of lake "
 
 OPERATIONS: Final = ("insert", "update", "delete", "truncate")
 
@@ -63,8 +62,8 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
-class Maker:
-    """Owner of a publication that Penstock created: a source and its lake."""
+class Creator:
+    """Source that a publication was created for, and its lake."""
 
     source: str
     lake: str = ""
@@ -72,25 +71,26 @@ class Maker:
 
     @classmethod
     def of(cls, source: str, location: str) -> Self:
-        """Return the maker for a source of the lake at `location`; only its hash is stored."""
-        return cls(source, hashlib.sha256(normal(location).encode()).hexdigest()[:12])
+        """Return the creator for a source of the lake at the normalized URL `location`."""
+        return cls(source, hashlib.sha256(location.encode()).hexdigest()[:12])
 
     @classmethod
     def parse(cls, comment: str) -> Self | None:
         """Parse the comment of a publication; None if Penstock did not create the publication."""
-        if not comment.startswith(MADE):
+        if not comment.startswith(COMMENT_PREFIX):
             return None
-        source, _, lake = comment.removeprefix(MADE).partition(LAKE)
+        source, _, lake = comment.removeprefix(COMMENT_PREFIX).partition(LAKE_SEPARATOR)
         return cls(source, lake)
 
-    def is_also(self, other: "Maker") -> bool:
+    def matches(self, other: "Creator") -> bool:
         """Return whether both are the same source; an empty lake matches every lake."""
         return self.source == other.source and (
             self.lake == other.lake or not (self.lake and other.lake)
         )
 
     def __str__(self) -> str:
-        return f"{MADE}{self.source}" + (f"{LAKE}{self.lake}" if self.lake else "")
+        lake = f"{LAKE_SEPARATOR}{self.lake}" if self.lake else ""
+        return f"{COMMENT_PREFIX}{self.source}{lake}"
 
 
 def find_publication(connection: Connection, name: str) -> Publication | None:
@@ -104,11 +104,11 @@ def find_publication(connection: Connection, name: str) -> Publication | None:
     if not rows:
         return None
     oid, xid, *flags = (text or "" for text in rows[0])
-    everything, via_root, *operations, generated = (flag == "t" for flag in flags)
+    all_tables, via_root, *operations, generated = (flag == "t" for flag in flags)
     return Publication(
         int(oid),
         int(xid),
-        everything,
+        all_tables,
         via_root,
         tuple(name for name, sent in zip(OPERATIONS, operations, strict=True) if sent),
         generated,
@@ -124,19 +124,19 @@ def publishable_oids(connection: Connection) -> list[int]:
     return [int(row[0] or 0) for row in rows]
 
 
-def comment_of(publication: str, maker: Maker) -> str:
-    """Return the statement that records the maker of a publication as its comment."""
-    return f"COMMENT ON PUBLICATION {identifier(publication)} IS {quote_literal(str(maker))}"
+def comment_statement(publication: str, creator: Creator) -> str:
+    """Return the statement that records the creator of a publication as its comment."""
+    return f"COMMENT ON PUBLICATION {identifier(publication)} IS {quote_literal(str(creator))}"
 
 
-def made_for(connection: Connection, publication: str) -> Maker | None:
-    """Return the maker of a publication; None if Penstock did not create it, or it is missing."""
+def read_creator(connection: Connection, publication: str) -> Creator | None:
+    """Return the creator of a publication; None if Penstock did not create it."""
     rows = connection.query(
         "SELECT pg_catalog.obj_description(p.oid, 'pg_publication')"
         " FROM pg_catalog.pg_publication p WHERE p.pubname = $1",
         [publication],
     )
-    return Maker.parse(rows[0][0] or "") if rows else None
+    return Creator.parse(rows[0][0] or "") if rows else None
 
 
 def may_drop(connection: Connection, publication: str) -> bool:
@@ -150,10 +150,10 @@ def may_drop(connection: Connection, publication: str) -> bool:
 
 
 def alter_publication(
-    connection: Connection, publication: str, how: Literal["ADD", "DROP"], table: TableName
+    connection: Connection, publication: str, action: Literal["ADD", "DROP"], table: TableName
 ) -> None:
     """Add a table to a publication, or remove it."""
-    connection.execute(f"ALTER PUBLICATION {identifier(publication)} {how} TABLE {table}")
+    connection.execute(f"ALTER PUBLICATION {identifier(publication)} {action} TABLE {table}")
 
 
 def publication_columns(version: int) -> str:

@@ -17,7 +17,7 @@ from typing import Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import InternalError, TransientError, UsageError
-from penstock.sources.postgres.connect import Connection, quote_identifier
+from penstock.pgclient import Connection, quote_identifier
 from penstock.sources.postgres.errors import SlotBusy, SlotForeign
 from penstock.sources.postgres.lsn import Lsn
 
@@ -25,14 +25,14 @@ __all__ = [
     "Blocker",
     "CreatedSlot",
     "SlotState",
+    "advance_slot",
+    "blocking_transactions",
     "create_slot",
     "drop_slot",
     "inspect_slot",
-    "our_slots",
-    "pass_slot",
+    "list_slots",
     "slot_name",
     "terminate_holder",
-    "who_blocks",
 ]
 
 PREFIX: Final = "penstock_"
@@ -49,7 +49,7 @@ def slot_name(source: str, nonce: str) -> str:
     if not NONCE.fullmatch(nonce):
         raise UsageError(
             f'nonce "{nonce}" of a replication slot is malformed',
-            detail="It has 4 to 32 lower-case letters and digits.",
+            detail="A nonce has 4 to 32 lower-case letters and digits.",
         )
     readable = re.sub(r"[^a-z0-9_]", "_", source.lower())
     return f"{PREFIX}{readable[: MAX_BYTES - len(PREFIX) - len(nonce) - 1]}_{nonce}"
@@ -116,12 +116,12 @@ def create_slot(
     export: bool = True,
     watcher: Connection | None = None,
     waiting: Callable[[list[Blocker]], None] = lambda blockers: None,
-    patience_s: float = 1.0,
+    report_interval_s: float = 1.0,
     stop: Event | None = None,
 ) -> CreatedSlot:
     """Create a logical slot on a replication connection, without a time limit.
 
-    Every `patience_s` seconds without a response, `waiting` is called with the blocking
+    Every `report_interval_s` seconds without a response, `waiting` is called with the blocking
     transactions that `watcher` finds. If `stop` is set, creation is cancelled.
 
     A temporary slot ends with its connection. With `export`, the slot exports a snapshot,
@@ -131,27 +131,27 @@ def create_slot(
         TransientError: creation was cancelled.
     """
     replication.send(
-        _creation(replication.server_version, name, temporary=temporary, export=export)
+        _create_statement(replication.server_version, name, temporary=temporary, export=export)
     )
     rows = None
     try:
-        while (rows := replication.receive(patience_s)) is None:
+        while (rows := replication.receive(report_interval_s)) is None:
             if stop is not None and stop.is_set():
-                raise TransientError(f'creation of replication slot "{name}" was given up')
+                raise TransientError(f'creation of replication slot "{name}" was cancelled')
             if watcher is not None:
-                waiting(who_blocks(watcher, replication.backend_pid))
+                waiting(blocking_transactions(watcher, replication.backend_pid))
     finally:
         if rows is None:
             # The response will not be read, so cancel the creation: a slot would be orphaned.
             replication.cancel()
             replication.close()
     if rows is None:
-        raise InternalError(f'creation of replication slot "{name}" has no answer')
+        raise InternalError(f'creation of replication slot "{name}" has no result')
     created, point, snapshot, _ = rows[0]
     return CreatedSlot(created or name, Lsn.parse(point or ""), snapshot or None)
 
 
-def who_blocks(connection: Connection, pid: int) -> list[Blocker]:
+def blocking_transactions(connection: Connection, pid: int) -> list[Blocker]:
     """Return the transactions that block slot creation by server process `pid`.
 
     The server waits for one transaction after the other. The first item is the transaction
@@ -228,21 +228,21 @@ class SlotState:
 
 def inspect_slot(connection: Connection, name: str) -> SlotState | None:
     """Return the state of slot `name`, or None if it does not exist."""
-    found = _slots(connection, "s.slot_name = $1", [name])
-    return found[0] if found else None
+    states = _read_slots(connection, "s.slot_name = $1", [name])
+    return states[0] if states else None
 
 
-def our_slots(connection: Connection, source: str | None = None) -> list[SlotState]:
+def list_slots(connection: Connection, source: str | None = None) -> list[SlotState]:
     """Return the slots in this database that Penstock created, for `source` or for any source.
 
     The selection is by name only and does not prove ownership: another lake may read the
     same database.
     """
-    start = PREFIX if source is None else slot_name(source, "0000").removesuffix("0000")
+    prefix = PREFIX if source is None else slot_name(source, "0000").removesuffix("0000")
     return [
         slot
-        for slot in _slots(connection, "s.database = pg_catalog.current_database()", [])
-        if slot.name.startswith(start)
+        for slot in _read_slots(connection, "s.database = pg_catalog.current_database()", [])
+        if slot.name.startswith(prefix)
     ]
 
 
@@ -272,7 +272,7 @@ def drop_slot(
     return bool(rows)
 
 
-def pass_slot(connection: Connection, name: str, lsn: Lsn) -> None:
+def advance_slot(connection: Connection, name: str, lsn: Lsn) -> None:
     """Advance a slot without a reader to `lsn`, which releases older WAL."""
     connection.query("SELECT pg_catalog.pg_replication_slot_advance($1, $2)", [name, str(lsn)])
 
@@ -285,22 +285,22 @@ def terminate_holder(
     Raises:
         SlotBusy: the slot did not become free in time.
     """
-    ended: list[int] = []
+    terminated_pids: list[int] = []
     until = clock.boot_ms() + timeout_ms
-    never = Event()
+    never_set = Event()
     while True:
         state = inspect_slot(connection, name)
         if state is None or state.active_pid is None:
-            return ended
+            return terminated_pids
         if clock.boot_ms() > until:
             raise SlotBusy(slot=name, pid=state.active_pid)
-        if state.active_pid not in ended:
+        if state.active_pid not in terminated_pids:
             connection.query("SELECT pg_catalog.pg_terminate_backend($1::int)", [state.active_pid])
-            ended.append(state.active_pid)
-        clock.wait(never, 20)
+            terminated_pids.append(state.active_pid)
+        clock.wait(never_set, 20)
 
 
-def _creation(version: int, name: str, *, temporary: bool, export: bool) -> str:
+def _create_statement(version: int, name: str, *, temporary: bool, export: bool) -> str:
     words = ["CREATE_REPLICATION_SLOT", quote_identifier(name)]
     words += ["TEMPORARY"] if temporary else []
     words += ["LOGICAL", "pgoutput"]
@@ -311,7 +311,9 @@ def _creation(version: int, name: str, *, temporary: bool, export: bool) -> str:
     return " ".join(words)
 
 
-def _slots(connection: Connection, which: str, parameters: list[object]) -> list[SlotState]:
+def _read_slots(
+    connection: Connection, condition: str, parameters: list[object]
+) -> list[SlotState]:
     version = connection.server_version
     status = "s.wal_status, s.safe_wal_size" if version >= 130000 else "NULL, NULL"
     two_phase = "s.two_phase" if version >= 140000 else "false"
@@ -333,7 +335,7 @@ def _slots(connection: Connection, which: str, parameters: list[object]) -> list
                    THEN pg_catalog.pg_last_wal_replay_lsn()
                    ELSE pg_catalog.pg_current_wal_lsn() END, s.restart_lsn)::int8, 0),
                {status}, {reason}
-        FROM pg_catalog.pg_replication_slots s WHERE {which} ORDER BY s.slot_name
+        FROM pg_catalog.pg_replication_slots s WHERE {condition} ORDER BY s.slot_name
         """,
         parameters,
     )

@@ -14,15 +14,15 @@ from typing import Final
 import pyarrow as pa
 
 from penstock.errors import DefiniteError, TransientError
+from penstock.pgclient import Connection, connect, quote_literal
 from penstock.sources.postgres.catalog import PgLeaf, PgTable
-from penstock.sources.postgres.connect import Connection, connect, quote_literal
-from penstock.sources.postgres.copying import CopyDecoder
+from penstock.sources.postgres.copy_decoder import CopyDecoder
 from penstock.sources.postgres.names import identifier
-from penstock.sources.postgres.stream import CopyStream
-from penstock.sources.postgres.tables import Table
+from penstock.sources.postgres.replication_stream import CopyStream
+from penstock.sources.postgres.table_schema import Table
 from penstock.sources.postgres.types import ColumnType
 
-__all__ = ["SnapshotSplit", "copies_of", "page_ranges", "splits", "take_up"]
+__all__ = ["SnapshotSplit", "application_name_of", "import_snapshot", "page_ranges", "splits"]
 
 NOT_PERMITTED: Final = "42501"
 
@@ -67,10 +67,10 @@ class SnapshotSplit:
             DefiniteError: the role is not allowed to read the table.
         """
         with connect(
-            self.parameters, application_name=copies_of(self.oid), stop=stop
+            self.parameters, application_name=application_name_of(self.oid), stop=stop
         ) as connection:
             connection.execute("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-            take_up(connection, self.snapshot, f'for the copy of table "{self.table}"')
+            import_snapshot(connection, self.snapshot, f'for the copy of table "{self.table}"')
             decoder = CopyDecoder(len(self.types))
             try:
                 for data in CopyStream(connection, self.sql):
@@ -94,7 +94,7 @@ class SnapshotSplit:
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def take_up(connection: Connection, snapshot: str, purpose: str) -> None:
+def import_snapshot(connection: Connection, snapshot: str, purpose: str) -> None:
     """Import an exported snapshot into a transaction that has just begun.
 
     Raises:
@@ -104,7 +104,7 @@ def take_up(connection: Connection, snapshot: str, purpose: str) -> None:
         connection.execute(f"SET TRANSACTION SNAPSHOT {quote_literal(snapshot)}")
     except DefiniteError as error:
         # Always transient, regardless of the SQLSTATE: the exporting session has ended.
-        raise TransientError(f"snapshot {purpose} is gone", detail=str(error)) from error
+        raise TransientError(f"snapshot {purpose} does not exist", detail=str(error)) from error
 
 
 def splits(
@@ -120,12 +120,12 @@ def splits(
     parts: Sequence[PgTable | PgLeaf] = [described]
     if described.leaves and all(leaf.selectable and leaf.kind == "r" for leaf in described.leaves):
         parts = described.leaves
-    found = []
+    snapshot_splits = []
     for part in parts:
         # Before version 14, a condition on ctid scans all pages, not only the range.
-        wanted = min(tasks, part.pages // PAGES_WORTH_A_TASK) if server_version >= 14_00_00 else 1
-        for start, end in page_ranges(part.pages, max(1, wanted)):
-            found.append(
+        count = min(tasks, part.pages // PAGES_WORTH_A_TASK) if server_version >= 14_00_00 else 1
+        for start, end in page_ranges(part.pages, max(1, count)):
+            snapshot_splits.append(
                 SnapshotSplit(
                     parameters,
                     snapshot,
@@ -136,17 +136,17 @@ def splits(
                     tuple(column.type for column in table.columns),
                 )
             )
-    return found
+    return snapshot_splits
 
 
-def copies_of(oid: int | str) -> str:
+def application_name_of(oid: int | str) -> str:
     """Return the `application_name` of connections that read a snapshot of table `oid`."""
     return f"penstock copy {oid}"
 
 
 def copy_sql(table: Table, part: PgTable | PgLeaf, start: int, end: int | None) -> str:
     """Return the COPY statement for pages `[start, end)` of `part`, in the columns of `table`."""
-    chosen = ", ".join(
+    select_list = ", ".join(
         column.type.select.format(identifier(column.name)) for column in table.columns
     )
     conditions = []
@@ -158,4 +158,6 @@ def copy_sql(table: Table, part: PgTable | PgLeaf, start: int, end: int | None) 
         conditions.append(f"({table.described.row_filter})")
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     only = "" if part.kind == "p" else "ONLY "
-    return f"COPY (SELECT {chosen} FROM {only}{part.table_name}{where}) TO STDOUT (FORMAT binary)"
+    return (
+        f"COPY (SELECT {select_list} FROM {only}{part.table_name}{where}) TO STDOUT (FORMAT binary)"
+    )

@@ -22,9 +22,9 @@ from typing import Final, Protocol
 from psycopg import pq
 
 from penstock.errors import SourceError, TransientError, UsageError
-from penstock.sources.postgres.connect import Connection, awaited
+from penstock.pgclient import Connection, error_fields, poll_socket
 
-__all__ = ["LibpqWire", "SocketWire", "Wire", "open_wire", "said_in"]
+__all__ = ["LibpqWire", "SocketWire", "Wire", "open_wire", "parse_error_fields"]
 
 QUIET_S: Final = 0.002
 """Seconds of silence after which a socket counts as having no data for now."""
@@ -39,10 +39,8 @@ NAP_S: Final = {socket.AF_UNIX: 0.000_3, socket.AF_INET: 0.001, socket.AF_INET6:
 """Delay in seconds, by address family. A local socket holds about 200 small frames before
 the server blocks; measured at 250,000 rows/s (ADR 0017)."""
 
-PATIENCE_S: Final = 10
+SEND_TIMEOUT_S: Final = 10
 """Seconds without progress of a send after which the connection counts as lost."""
-
-BORROWED: Final = "its connection is read as a stream"
 
 
 class Wire(Protocol):
@@ -85,7 +83,10 @@ class SocketWire:
     def __init__(self, connection: Connection, *, naps: bool = False) -> None:
         """Borrow the socket of an idle connection."""
         if connection.borrowed or connection.pgconn.is_busy():
-            raise UsageError(f"{connection.where} is busy", detail=f"Of it, {BORROWED}.")
+            raise UsageError(
+                f"connection to {connection.where} is in use",
+                detail="The connection is streaming a COPY, or has an unread result.",
+            )
         self._connection = connection
         self._early = b""
         self._sending = threading.Lock()
@@ -94,7 +95,7 @@ class SocketWire:
         # system call instead of three each time the server is slower than this reader.
         self._socket.setblocking(True)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(QUIET_S))
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(PATIENCE_S))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_TIMEOUT_S))
         connection.borrowed = True
         self._nap_s = NAP_S.get(self._socket.family, 0.0) if naps else 0.0
         self._busy = False
@@ -111,26 +112,26 @@ class SocketWire:
             raise
 
     def _begin(self, sql: str) -> None:
-        self._connection.expect_answer()
+        self._connection.watch.expect_answer()
         self._send(_frame(b"Q", sql.encode() + b"\0"))
-        seen = bytearray()
+        received = bytearray()
         space = memoryview(bytearray(65_536))
         failed: SourceError | None = None
         while True:
-            while len(seen) >= 5 and len(seen) > (length := int.from_bytes(seen[1:5])):
-                kind, body = bytes(seen[:1]), bytes(seen[5 : length + 1])
-                del seen[: length + 1]
+            while len(received) >= 5 and len(received) > (length := int.from_bytes(received[1:5])):
+                kind, body = bytes(received[:1]), bytes(received[5 : length + 1])
+                del received[: length + 1]
                 if kind in (b"H", b"W"):  # CopyOut and CopyBoth
-                    self._early = bytes(seen)
+                    self._early = bytes(received)
                     return
                 if kind == b"E":
-                    failed = self._connection.said(said_in(body))
+                    failed = self._connection.server_error(parse_error_fields(body))
                 if kind == b"Z":
                     self.end()
-                    raise failed or UsageError("this is no COPY", detail=sql)
+                    raise failed or UsageError("statement does not start a COPY", detail=sql)
             try:
                 if count := self.receive(space):
-                    seen += space[:count]
+                    received += space[:count]
                 else:
                     self.wait(60)
             except TransientError as error:
@@ -143,15 +144,15 @@ class SocketWire:
             into[:count], self._early = self._early[:count], self._early[count:]
             return count
         try:
-            count = self._after_nap(into) or self._awaited(into)
+            count = self._receive_after_nap(into) or self._receive_within_quiet(into)
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
         self._busy = count >= BUSY
         if count:
-            self._connection.received()
+            self._connection.watch.received()
         return count
 
-    def _after_nap(self, into: memoryview) -> int:
+    def _receive_after_nap(self, into: memoryview) -> int:
         """Return the number of bytes that arrived during a delay.
 
         SUBTLE: the server sends one change at a time. A reader that waits on the socket is woken
@@ -160,19 +161,19 @@ class SocketWire:
         if not self._busy or not self._nap_s:
             return 0
         time.sleep(self._nap_s)  # noqa: TID251 - does not wait for an event
-        return self._received(into, len(into), socket.MSG_DONTWAIT)
+        return self._receive_some(into, len(into), socket.MSG_DONTWAIT)
 
-    def _awaited(self, into: memoryview) -> int:
+    def _receive_within_quiet(self, into: memoryview) -> int:
         """Receive up to `WINDOW` bytes; return 0 if none arrive within `QUIET_S`."""
-        return self._received(into, min(len(into), WINDOW), socket.MSG_WAITALL)
+        return self._receive_some(into, min(len(into), WINDOW), socket.MSG_WAITALL)
 
-    def _received(self, into: memoryview, most: int, flags: int) -> int:
+    def _receive_some(self, into: memoryview, max_bytes: int, flags: int) -> int:
         try:
-            count = self._socket.recv_into(into, most, flags)
+            count = self._socket.recv_into(into, max_bytes, flags)
         except (BlockingIOError, InterruptedError):
             return 0
         if count == 0:
-            raise self._lost()
+            raise self._lost_error()
         return count
 
     def wait(self, timeout_s: float) -> None:
@@ -199,14 +200,16 @@ class SocketWire:
         try:
             self._socket.sendall(frame)
         except OSError as error:
-            raise self._lost(error) from error
+            raise self._lost_error(error) from error
 
-    def _lost(self, error: OSError | None = None) -> TransientError:
+    def _lost_error(self, error: OSError | None = None) -> TransientError:
         return TransientError(
             f"lost the connection to {self._connection.where}",
-            detail=f"{error.strerror}." if error is not None else "The server closed it silently.",
-            hint="It may have been stopped, or have had no answer from us for longer than its "
-            "wal_sender_timeout; its log says which.",
+            detail=f"{error.strerror}."
+            if error is not None
+            else "The server closed the connection without an error message.",
+            hint="The server was stopped, or received no feedback within wal_sender_timeout. See "
+            "the log of the server.",
         )
 
 
@@ -226,17 +229,17 @@ class LibpqWire:
         self._connection.send(sql)
         self._connection.receive()
         if self._connection.pgconn.transaction_status != pq.TransactionStatus.ACTIVE:
-            raise UsageError("this is no COPY", detail=sql)
+            raise UsageError("statement does not start a COPY", detail=sql)
         self._copying = True
         self._connection.borrowed = True
 
     def receive(self, into: memoryview) -> int:
         """Copy as many frames as fit."""
         filled = self._fill(into)
-        if not filled and awaited(self._connection.fileno(), select.POLLIN, QUIET_S):
+        if not filled and poll_socket(self._connection.fileno(), select.POLLIN, QUIET_S):
             filled = self._fill(into)
         if filled:
-            self._connection.received()
+            self._connection.watch.received()
         return filled
 
     def wait(self, timeout_s: float) -> None:
@@ -248,10 +251,10 @@ class LibpqWire:
         """Send `data` as one CopyData message."""
         pgconn = self._connection.pgconn
         with self._lock:
-            self._connection.ask(lambda: pgconn.put_copy_data(data))
-            while self._connection.ask(pgconn.flush):
-                if not awaited(self._connection.fileno(), select.POLLOUT, PATIENCE_S):
-                    raise self._connection.lost("lost the connection to")
+            self._connection.call_libpq(lambda: pgconn.put_copy_data(data))
+            while self._connection.call_libpq(pgconn.flush):
+                if not poll_socket(self._connection.fileno(), select.POLLOUT, SEND_TIMEOUT_S):
+                    raise self._connection.lost_error()
 
     def end(self) -> None:
         """Mark the connection as free. Nothing else was changed."""
@@ -264,14 +267,14 @@ class LibpqWire:
         with self._lock:
             if filled < len(into):
                 try:
-                    self._connection.ask(pgconn.consume_input)
+                    self._connection.call_libpq(pgconn.consume_input)
                 except TransientError as error:
                     lost = error  # Data that arrived before the error is still to be read.
             while self._copying and filled < len(into):
-                count, data = self._connection.ask(lambda: pgconn.get_copy_data(1))
+                count, data = self._connection.call_libpq(lambda: pgconn.get_copy_data(1))
                 if count == 0:
                     break
-                self._left = _frame(b"d", bytes(data)) if count > 0 else self._ending()
+                self._left = _frame(b"d", bytes(data)) if count > 0 else self._end_frames()
                 filled = self._put(into, filled)
         if lost is not None and not filled:
             raise lost
@@ -283,15 +286,15 @@ class LibpqWire:
         self._left = self._left[count:]
         return filled + count
 
-    def _ending(self) -> bytes:
+    def _end_frames(self) -> bytes:
         """Return frames that represent the end of the COPY, or its error."""
         self._copying = False
         frames = b""
         while (result := self._connection.pgconn.get_result()) is not None:
             if result.status == pq.ExecStatus.FATAL_ERROR:
-                said = self._connection.fields(result)
-                body = b"".join(f"{name}{text}\0".encode() for name, text in said.items())
-                frames += _frame(b"E", body + b"\0") if said["C"] else b""
+                fields = error_fields(result)
+                body = b"".join(f"{name}{text}\0".encode() for name, text in fields.items())
+                frames += _frame(b"E", body + b"\0") if fields["C"] else b""
             if result.status == pq.ExecStatus.COPY_IN:
                 break  # The server has ended its side of a COPY BOTH.
         if not self._connection.closed:
@@ -299,7 +302,7 @@ class LibpqWire:
         return frames
 
 
-def said_in(body: bytes) -> dict[str, str]:
+def parse_error_fields(body: bytes) -> dict[str, str]:
     """Return the fields of an ErrorResponse, by their one-letter code."""
     fields = (field.decode(errors="replace") for field in body.split(b"\0"))
     return {field[0]: field[1:] for field in fields if field}

@@ -12,20 +12,20 @@ from penstock.testing.conformance.config import Config, Pattern
 if TYPE_CHECKING:
     from penstock.testing.conformance.peer import Peer
 
-__all__ = ["CHECKS", "Check", "Failed", "Need", "Skipped", "check", "why_skipped"]
+__all__ = ["CHECKS", "Check", "Failed", "Need", "Skipped", "check", "skip_reason"]
 
 
 class Need(enum.Enum):
     """Prerequisite of a check; the value is the reason to skip the check without it."""
 
-    COMMAND = "there is no `command`, so the connector cannot be killed and started"
-    READ = "there is no `read`, so what the endpoint holds cannot be seen"
-    LOADS = "bindings take delta updates, so there is nothing to load"
+    COMMAND = "without `command`, the connector cannot be killed and started"
+    READ = "without `read`, the contents of the endpoint cannot be inspected"
+    LOADS = "the bindings use delta updates, so there are no loads"
     DELETES = "`accepts_delete` is false"
     DELTA = "`delta` is false: there are no delta bindings"
-    HINT = "`exists` is exact, so it is never wrong"
-    BREAKS_LOCKS = "`breaks_locks` is false: the endpoint has one writer, which cannot be ended"
-    NEWER_WINS = "`newer_wins` is false: the endpoint cannot compare"
+    HINT = "`exists` is exact: the runtime never sends a wrong value"
+    BREAKS_LOCKS = "`breaks_locks` is false: a hung writer blocks the endpoint"
+    NEWER_WINS = "`newer_wins` is false: the endpoint cannot compare versions"
 
 
 class Failed(PenstockError):
@@ -33,7 +33,7 @@ class Failed(PenstockError):
 
 
 class Skipped(Exception):
-    """Discovery that the rule cannot be tested with this connector, with the reason."""
+    """Signal that the rule cannot be tested with this connector, with the reason."""
 
 
 Body = Callable[["Peer"], None]
@@ -63,30 +63,34 @@ CHECKS: Final[Mapping[str, Check]] = MappingProxyType(_CHECKS)
 
 
 def check(
-    name: str,
     *,
     rule: str,
     source: str,
     needs: tuple[Need, ...] = (),
     patterns: frozenset[Pattern] = frozenset(Pattern),
     otherwise: str = "",
+    name: str = "",
 ) -> Callable[[Body], Body]:
-    """Add a function to the list of checks."""
+    """Return a decorator that adds a function to the list of checks.
 
-    def listed(body: Body) -> Body:
-        if name in _CHECKS:
-            raise InternalError(f'there are two checks called "{name}"')
-        _CHECKS[name] = Check(name, rule, source, body, needs, patterns, otherwise)
+    The name of the check is `name`, or else the name of the function with hyphens.
+    """
+
+    def add(body: Body) -> Body:
+        check_name = name or getattr(body, "__name__", "").replace("_", "-")
+        if check_name in _CHECKS:
+            raise InternalError(f'check "{check_name}" is defined twice')
+        _CHECKS[check_name] = Check(check_name, rule, source, body, needs, patterns, otherwise)
         return body
 
-    return listed
+    return add
 
 
-def why_skipped(each: Check, config: Config, *, loads: bool) -> str:
+def skip_reason(check: Check, config: Config, *, loads: bool) -> str:
     """Return the reason to skip a check; empty if there is none. `loads`: there are Loads."""
-    if config.pattern not in each.patterns:
-        return each.otherwise
-    has = {
+    if config.pattern not in check.patterns:
+        return check.otherwise
+    is_met = {
         Need.COMMAND: bool(config.command),
         Need.READ: bool(config.read),
         Need.LOADS: loads,
@@ -96,4 +100,4 @@ def why_skipped(each: Check, config: Config, *, loads: bool) -> str:
         Need.BREAKS_LOCKS: config.breaks_locks,
         Need.NEWER_WINS: config.newer_wins,
     }
-    return next((need.value for need in each.needs if not has[need]), "")
+    return next((need.value for need in check.needs if not is_met[need]), "")

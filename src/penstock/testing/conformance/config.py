@@ -48,9 +48,10 @@ EXACTLY_ONCE: Final = frozenset({Pattern.REMOTE_AUTHORITATIVE, Pattern.IDEMPOTEN
 def _placeholders(value: str, known: Sequence[str]) -> None:
     for _, name, _, _ in string.Formatter().parse(value):
         if name is not None and name not in known:
+            placeholders = ", ".join(f"{{{placeholder}}}" for placeholder in known)
             raise ValueError(
-                f"there is no placeholder {{{name}}}; write {{{{ and }}}} for braces, "
-                f"and of {', '.join(f'{{{each}}}' for each in known)} what is wanted"
+                f"there is no placeholder {{{name}}}; there is {placeholders}; "
+                "write {{ and }} for braces"
             )
 
 
@@ -67,10 +68,10 @@ def _reader(value: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _template(value: dict[str, Any]) -> dict[str, Any]:
-    for each in _strings(value):
-        _placeholders(each, ("name",))
-    if not any("{name}" in each for each in _strings(value)):
-        raise ValueError("no string in it has {name}, so every check would use one resource")
+    for text in _strings(value):
+        _placeholders(text, ("name",))
+    if not any("{name}" in text for text in _strings(value)):
+        raise ValueError("no string contains {name}, so all checks would use one resource")
     return value
 
 
@@ -79,9 +80,9 @@ def _strings(value: Any) -> list[str]:
         case str():
             return [value]
         case Mapping():
-            return [found for inner in value.values() for found in _strings(inner)]
+            return [text for inner in value.values() for text in _strings(inner)]
         case list() | tuple():
-            return [found for inner in value for found in _strings(inner)]
+            return [text for inner in value for text in _strings(inner)]
         case _:
             return []
 
@@ -188,44 +189,44 @@ def load(path: str | Path) -> Config:
         text = Path(path).read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f'conformance file "{path}" cannot be read', detail=f"{error}.", hint="Check the path."
+            f'could not read conformance file "{path}"', detail=f"{error}.", hint="Check the path."
         ) from error
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise UsageError(
-            f'conformance file "{path}" is not YAML', detail=f"{error}.", hint="Mend its syntax."
+            f'conformance file "{path}" is not YAML', detail=f"{error}.", hint="Correct the syntax."
         ) from None
     return parse(content, f'conformance file "{path}"')
 
 
-def parse(content: Any, what: str = "the conformance configuration") -> Config:
-    """Return the configuration in `content`; errors refer to it as `what`.
+def parse(content: Any, subject: str = "conformance configuration") -> Config:
+    """Return the configuration in `content`; errors refer to it as `subject`.
 
     Raises:
         UsageError: the configuration is invalid.
     """
     if not isinstance(content, dict):
         raise UsageError(
-            f"{what} holds no mapping",
-            hint="Begin with endpoint:, resource:, pattern: and accepts_delete:.",
+            f"{subject} is not a mapping",
+            hint="Write endpoint:, resource:, pattern: and accepts_delete:.",
         )
     try:
         return Config.model_validate(content)
     except ValidationError as error:
         problems = [
-            f"{'.'.join(str(key) for key in each['loc'])}: {_what(each)}"
-            for each in error.errors(include_input=False, include_url=False)
+            f"{'.'.join(str(key) for key in problem['loc'])}: {_describe(problem)}"
+            for problem in error.errors(include_input=False, include_url=False)
         ]
         raise UsageError(
-            f"{what} is wrong at {problems[0]}",
-            detail=" ".join(f"Also {each}." for each in problems[1:]),
-            hint="It takes endpoint, resource, pattern, accepts_delete, and what else there is "
-            "to tell: command, read, delta_resource, delta, exists, newer_wins, breaks_locks.",
+            f"{subject} is invalid: {problems[0]}",
+            detail=" ".join(f"Also {problem}." for problem in problems[1:]),
+            hint="Required keys are endpoint, resource, pattern and accepts_delete. The protocol "
+            "reference lists all keys.",
         ) from None
 
 
-def _what(problem: Any) -> str:
+def _describe(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
-        return "there is no such key here"
+        return "there is no such key"
     return str(problem["msg"]).removeprefix("Value error, ")

@@ -17,11 +17,11 @@ from penstock.protocol.specs import (
 )
 from penstock.testing import specs
 
-__all__ = ["PLAIN", "Document", "Layout", "document", "same_json", "shown"]
+__all__ = ["PLAIN", "Document", "Layout", "document", "render", "same_json"]
 
 Document = Mapping[str, Any]
 
-_TAKEN: Final = frozenset(
+_SELECTABLE: Final = frozenset(
     {
         ConstraintType.FIELD_REQUIRED,
         ConstraintType.LOCATION_REQUIRED,
@@ -67,14 +67,16 @@ class Layout:
 
     def selection(self, validated: ValidatedBinding) -> FieldSelection:
         """Return a selection of all fields that the connector accepts."""
-        taken = {name for name, each in validated.constraints.items() if each.type in _TAKEN} & {
-            *self.fields,
-            DOCUMENT,
+        selectable = {
+            name
+            for name, constraint in validated.constraints.items()
+            if constraint.type in _SELECTABLE
         }
+        selected = selectable & {*self.fields, DOCUMENT}
         return FieldSelection(
             keys=self.keys,
-            values=tuple(sorted(taken - {*self.keys, DOCUMENT})),
-            document=DOCUMENT if DOCUMENT in taken else "",
+            values=tuple(sorted(selected - {*self.keys, DOCUMENT})),
+            document=DOCUMENT if DOCUMENT in selected else "",
         )
 
     def key(self, doc: Document) -> str:
@@ -126,7 +128,7 @@ def same_json(left: Any, right: Any) -> bool:
             return bool(left == right)
 
 
-def shown(value: Any, hide: Callable[[str], str]) -> str:
+def render(value: Any, hide: Callable[[str], str]) -> str:
     """Return a value for a message, without secrets and at most one line long."""
     text = hide(json.dumps(value, ensure_ascii=False, default=str))
     return text if len(text) <= 160 else f"{text[:120]}… ({len(text)} characters)"

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
-from penstock.materialize.client import Stream
+from penstock.materialize.connector_client import Stream
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol.errors import ProtocolError
 from penstock.protocol.messages import Load, Loaded, Request, Response, Store
@@ -28,17 +28,17 @@ class Exchange:
         self._stream = stream
         self._patience_s = patience_s
         self._record = record
-        self._came: queue.Queue[Response | Exception | None] = queue.Queue()
+        self._responses: queue.Queue[Response | Exception | None] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def send(self, request: Request) -> None:
         """Send a request that is valid at this point."""
-        self._sent(lambda: self._stream.send(request), _shown(request))
+        self._send(lambda: self._stream.send(request), _describe(request))
 
-    def send_bytes(self, data: bytes, shown: str) -> None:
-        """Send raw bytes; `shown` is their name in the record."""
-        self._sent(lambda: self._stream.send_bytes(data), shown)
+    def send_bytes(self, data: bytes, description: str) -> None:
+        """Send raw bytes; `description` is their name in the record."""
+        self._send(lambda: self._stream.send_bytes(data), description)
 
     def next(self, awaited: str) -> Response:
         """Return the next response; `awaited` is its name in errors.
@@ -48,15 +48,15 @@ class Exchange:
             ConnectorError: the connector ended the stream with an error.
         """
         try:
-            found = self._came.get(timeout=self._patience_s)
+            received = self._responses.get(timeout=self._patience_s)
         except queue.Empty:
-            raise Failed(f"{awaited} did not come within {self._patience_s:g} seconds") from None
-        match found:
+            raise Failed(f"no {awaited} within {self._patience_s:g} seconds") from None
+        match received:
             case Exception():
-                self._came.put(found)
-                raise found
+                self._responses.put(received)
+                raise received
             case None:
-                self._came.put(_END)
+                self._responses.put(_END)
                 raise Failed(f"the stream ended instead of {awaited}")
             case response:
                 return response
@@ -64,12 +64,12 @@ class Exchange:
     def expect(self, kind: type[_T], awaited: str = "") -> _T:
         """Return the next response, which must be of this kind."""
         awaited = awaited or kind.__name__
-        found = self.next(awaited)
-        if not isinstance(found, kind):
-            raise Failed(f"{found.kind} came instead of {awaited}")
-        return found
+        response = self.next(awaited)
+        if not isinstance(response, kind):
+            raise Failed(f"received {response.kind} instead of {awaited}")
+        return response
 
-    def refusal(self, of: str) -> ConnectorError:
+    def expect_rejection(self, request: str) -> ConnectorError:
         """Return the error that ends the stream because of a request; drop earlier responses.
 
         Raises:
@@ -77,33 +77,33 @@ class Exchange:
         """
         while True:
             try:
-                self.next(f"an error status for {of}")
+                self.next(f"error status for {request}")
             except ConnectorError as error:
                 return error
             except Failed as error:
-                raise Failed(f"{of} was not refused: {error}") from None
+                raise Failed(f"{request} was not rejected: {error}") from None
 
     def end(self) -> None:
         """Half-close the stream."""
         self._record("▸ end of stream")
         self._stream.end()
 
-    def ended(self) -> None:
+    def expect_end(self) -> None:
         """Check that the connector ends the stream without an error.
 
         Raises:
             Failed: another response arrives, or the stream does not end.
         """
         try:
-            found = self._came.get(timeout=self._patience_s)
+            received = self._responses.get(timeout=self._patience_s)
         except queue.Empty:
             raise Failed(
-                f"the stream did not end within {self._patience_s:g} seconds after our end of it"
+                f"the stream did not end within {self._patience_s:g} seconds after the half-close"
             ) from None
-        if isinstance(found, Exception):
-            raise found
-        if found is not None:
-            raise Failed(f"{found.kind} came instead of the end of the stream")
+        if isinstance(received, Exception):
+            raise received
+        if received is not None:
+            raise Failed(f"received {received.kind} instead of the end of the stream")
 
     def cancel(self) -> None:
         """Cancel the stream, and wait until the receiver has ended."""
@@ -116,23 +116,23 @@ class Exchange:
         self._stream.cancel()
         self._reader.join(self._patience_s)
 
-    def _sent(self, send: Callable[[], None], shown: str) -> None:
-        self._record(f"▸ {shown}")
-        overdue = threading.Event()
+    def _send(self, send: Callable[[], None], description: str) -> None:
+        self._record(f"▸ {description}")
+        timed_out = threading.Event()
 
-        def give_up() -> None:
-            overdue.set()
+        def cancel() -> None:
+            timed_out.set()
             self._stream.cancel()
 
-        timer = threading.Timer(self._patience_s, give_up)
+        timer = threading.Timer(self._patience_s, cancel)
         timer.daemon = True
         timer.start()
         try:
             send()
         except ConnectorError as error:
-            if overdue.is_set():
+            if timed_out.is_set():
                 raise Failed(
-                    f"{shown} could not be sent within {self._patience_s:g} seconds"
+                    f"could not send {description} within {self._patience_s:g} seconds"
                 ) from None
             self._raise_cause(error)
         finally:
@@ -141,41 +141,41 @@ class Exchange:
     def _raise_cause(self, error: ConnectorError) -> NoReturn:
         """Raise the error that the receiver got, if any: it is more specific than a failed send."""
         self._reader.join(self._patience_s)
-        kept: list[Response | Exception | None] = []
-        while not self._came.empty():
-            kept.append(self._came.get())
-        for each in kept:
-            self._came.put(each)
-        raise next((each for each in kept if isinstance(each, Exception)), error)
+        received: list[Response | Exception | None] = []
+        while not self._responses.empty():
+            received.append(self._responses.get())
+        for item in received:
+            self._responses.put(item)
+        raise next((item for item in received if isinstance(item, Exception)), error)
 
     def _read(self) -> None:
         while True:
             try:
-                found = self._stream.receive()
+                response = self._stream.receive()
             except ProtocolError as error:
                 self._record(f"◂ {error}")
-                self._came.put(Failed(str(error), detail=error.detail, hint=error.hint))
+                self._responses.put(Failed(str(error), detail=error.detail, hint=error.hint))
                 self._stream.cancel()
                 return
             except (ConnectorError, ValueError) as error:
                 self._record(f"◂ error: {error}")
-                self._came.put(error)
+                self._responses.put(error)
                 return
-            if found is None:
+            if response is None:
                 self._record("◂ end of stream")
-                self._came.put(_END)
+                self._responses.put(_END)
                 return
-            self._record(f"◂ {_shown(found)}")
-            self._came.put(found)
+            self._record(f"◂ {_describe(response)}")
+            self._responses.put(response)
 
 
-def _shown(said: Request | Response) -> str:
-    match said:
+def _describe(message: Request | Response) -> str:
+    match message:
         case Load(binding, keys):
             return f"Load of {len(keys)} keys of binding {binding}"
         case Store():
-            return f"Store of {len(said.packed_keys)} documents of binding {said.binding}"
+            return f"Store of {len(message.packed_keys)} documents of binding {message.binding}"
         case Loaded(binding, docs):
             return f"Loaded: {len(docs)} documents of binding {binding}"
         case _:
-            return str(said.kind)
+            return str(message.kind)

@@ -11,11 +11,11 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
-from penstock.materialize.client import Connection
+from penstock.materialize.connector_client import Connection
 from penstock.protocol.messages import Validate, ValidateBinding, Validated
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import EXACTLY_ONCE, Config, Pattern, filled
-from penstock.testing.conformance.documents import shown
+from penstock.testing.conformance.documents import render
 from penstock.testing.conformance.exchange import Exchange
 from penstock.testing.conformance.process import Connectors
 from penstock.testing.conformance.task import Resource, Task
@@ -36,7 +36,7 @@ class Peer:
         """Parts that could not be inspected."""
 
         self._prefix = prefix
-        self._named = 0
+        self._name_count = 0
         self._tasks: list[Task] = []
         self._exchanges: list[Exchange] = []
 
@@ -60,14 +60,14 @@ class Peer:
         """Endpoint configuration as JSON."""
         return json.dumps(self.config.endpoint)
 
-    def shown(self, value: Any) -> str:
+    def render(self, value: Any) -> str:
         """Return a value for a message, without secrets and at most one line long."""
-        return shown(value, self.connectors.hide)
+        return render(value, self.connectors.hide)
 
-    def fresh(self) -> str:
+    def new_name(self) -> str:
         """Return an unused name."""
-        self._named += 1
-        return f"{self._prefix}_{self._named}"
+        self._name_count += 1
+        return f"{self._prefix}_{self._name_count}"
 
     def resource_json(self, name: str, *, delta: bool = False) -> str:
         """Return the resource configuration of this name as JSON."""
@@ -78,27 +78,27 @@ class Peer:
         """Return a new stream, before its first message."""
         stream = (connection or self.connection).transactions(checked=checked)
         number = len(self._exchanges) + 1
-        found = Exchange(
+        exchange = Exchange(
             stream,
             self.config.patience_s,
-            lambda said: self.messages.append(f"stream {number} {said}"),
+            lambda line: self.messages.append(f"stream {number} {line}"),
         )
-        self._exchanges.append(found)
-        return found
+        self._exchanges.append(exchange)
+        return exchange
 
     def task(self, *resources: Resource, apply: bool = True) -> Task:
         """Return a new materialization, validated and, unless `apply` is false, applied."""
-        wanted = [
-            dataclasses.replace(each, name=each.name or self.fresh())
-            for each in resources or (Resource(),)
+        named = [
+            dataclasses.replace(resource, name=resource.name or self.new_name())
+            for resource in resources or (Resource(),)
         ]
-        task = Task(self, f"conformance/{self.fresh()}", wanted)
+        task = Task(self, f"conformance/{self.new_name()}", named)
         self._tasks.append(task)
         if apply:
             task.apply()
         return task
 
-    def ask(
+    def validate(
         self, bindings: Sequence[ValidateBinding], endpoint_json: str = "", name: str = ""
     ) -> Validated:
         """Send Validate with these bindings of the materialization `name`.
@@ -108,17 +108,17 @@ class Peer:
         """
         self.messages.append(f"▸ Validate of {len(bindings)} bindings")
         name = name or f"conformance/{self._prefix}"
-        answer = self.connection.validate(
+        response = self.connection.validate(
             Validate(name, endpoint_json or self.endpoint_json, tuple(bindings))
         )
-        if len(answer.bindings) != len(bindings):
-            raise Failed(f"Validated has {len(answer.bindings)} bindings for {len(bindings)}")
-        return answer
+        if len(response.bindings) != len(bindings):
+            raise Failed(f"Validated has {len(response.bindings)} bindings for {len(bindings)}")
+        return response
 
-    def another(self) -> Connection:
+    def second_connection(self) -> Connection:
         """Return a connection to a second process with the same endpoint."""
-        self.messages.append("▸ over to another process")
-        return self.connectors.another()
+        self.messages.append("▸ connect to a second process")
+        return self.connectors.second_connection()
 
     def kill(self) -> None:
         """Kill the connector; the next message starts it again."""
@@ -136,8 +136,8 @@ class Peer:
 
     def close(self) -> None:
         """End the streams, and delete the applied resources as far as possible."""
-        for each in self._exchanges:
-            each.close()
+        for exchange in self._exchanges:
+            exchange.close()
         for task in self._tasks:
             try:
                 task.delete()
@@ -161,5 +161,5 @@ def delta_task(peer: Peer, *others: Resource) -> Task:
         if peer.config.delta_resource is not None:
             raise
         raise Skipped(
-            f"a delta binding of `resource` is refused ({error}), and there is no `delta_resource`"
+            f"a delta binding of `resource` is rejected ({error}), and there is no `delta_resource`"
         ) from error

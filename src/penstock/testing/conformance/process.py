@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import UsageError
-from penstock.materialize.client import Connection, connect
+from penstock.materialize.connector_client import Connection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import Config, filled
@@ -43,7 +43,7 @@ class Connectors:
         if address is None and not config.command:
             raise UsageError(
                 "there is no connector to check",
-                hint="Give the address it listens on, or `command` in the file to start it.",
+                hint="Pass the address of the connector, or set `command` in the file.",
             )
         self.config = config
         self._address = address
@@ -51,7 +51,7 @@ class Connectors:
         self._clock = clock
         self._processes: list[subprocess.Popen[bytes]] = []
         self._main: subprocess.Popen[bytes] | None = None
-        self._line: Connection | None = None
+        self._connection: Connection | None = None
         self._other: tuple[subprocess.Popen[bytes], Connection] | None = None
         self._logs: list[Path] = []
         self.hide: Callable[[str], str] = hider(config)
@@ -62,14 +62,14 @@ class Connectors:
         if self.config.command and (self._main is None or self._main.poll() is not None):
             if self._main is not None:
                 self.kill()
-            self._main, self._line = self._started(self._address or _free_address())
-        if self._line is None:
+            self._main, self._connection = self._start(self._address or _free_address())
+        if self._connection is None:
             if self._address is None:
                 raise NotStarted("there is no connector to check")
-            self._line = connect(self._address, self.config.security)
-        return self._line
+            self._connection = connect(self._address, self.config.security)
+        return self._connection
 
-    def another(self) -> Connection:
+    def second_connection(self) -> Connection:
         """Return a connection to a second, lasting process with the same endpoint."""
         if not self.config.command:
             raise Skipped(Need.COMMAND.value)
@@ -77,7 +77,7 @@ class Connectors:
             self._kill(self._other[0])
             self._other = None
         if self._other is None:
-            self._other = self._started(_free_address())
+            self._other = self._start(_free_address())
         return self._other[1]
 
     def kill(self) -> None:
@@ -86,7 +86,7 @@ class Connectors:
             raise Skipped(Need.COMMAND.value)
         self._kill(self._main)
         self._main = None
-        self._hang_up()
+        self._disconnect()
 
     def serves(self) -> None:
         """Check that the connector still answers.
@@ -94,25 +94,25 @@ class Connectors:
         Raises:
             Failed: the connector has ended, or does not answer.
         """
-        if self._main is not None and (ended := self._main.poll()) is not None:
-            raise Failed(f"the connector has ended with {ended}")
+        if self._main is not None and (status := self._main.poll()) is not None:
+            raise Failed(f"the connector has ended with status {status}")
         try:
             self.connection().spec()
         except ConnectorError as error:
-            raise Failed(f"the connector answers no more: {error}", detail=error.detail) from error
+            raise Failed(f"the connector does not respond: {error}", detail=error.detail) from error
 
     def printed(self) -> Mapping[Path, int]:
         """Return the number of bytes that each process has printed so far."""
-        return {each: each.stat().st_size for each in self._logs}
+        return {log: log.stat().st_size for log in self._logs}
 
     def last_lines(self, before: Mapping[Path, int]) -> Sequence[str]:
         """Return the last complete lines printed since `before`, without secrets."""
         lines = []
-        for each in self._logs:
-            begin = max(before.get(each, 0), each.stat().st_size - 10 * _TAIL)
-            with each.open("rb") as said:
-                said.seek(max(begin - 1, 0))
-                text = said.read().decode(errors="replace")
+        for log in self._logs:
+            begin = max(before.get(log, 0), log.stat().st_size - 10 * _TAIL)
+            with log.open("rb") as file:
+                file.seek(max(begin - 1, 0))
+                text = file.read().decode(errors="replace")
             if begin:
                 text = text.partition("\n")[2]
             lines += [line for line in self.hide(text).splitlines() if line.strip()]
@@ -120,9 +120,9 @@ class Connectors:
 
     def close(self) -> None:
         """End all processes."""
-        for each in [*self._processes]:
-            self._kill(each)
-        self._hang_up()
+        for process in [*self._processes]:
+            self._kill(process)
+        self._disconnect()
         if self._other is not None:
             self._other[1].close()
 
@@ -131,7 +131,7 @@ class Connectors:
         if not self.config.read:
             raise Skipped(Need.READ.value)
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 filled(self.config.read, name=name),
                 capture_output=True,
                 check=False,
@@ -139,24 +139,24 @@ class Connectors:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UsageError(
-                "`read` cannot be run",
+                "could not run `read`",
                 detail=f"{type(error).__name__}.",
-                hint="It must print the rows of the resource {name} and end.",
+                hint="The command prints the rows of the resource {name} and exits.",
             ) from error
-        if done.returncode:
+        if process.returncode:
             raise Failed(
-                f"`read` of {name} ended with {done.returncode}",
-                detail=self.hide(done.stderr.decode(errors="replace"))[-_TAIL:],
+                f"`read` of {name} ended with status {process.returncode}",
+                detail=self.hide(process.stderr.decode(errors="replace"))[-_TAIL:],
             )
-        lines = done.stdout.decode().splitlines()
+        lines = process.stdout.decode().splitlines()
         return [_row(line, self.hide) for line in lines if line.strip()]
 
-    def _started(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
         port = address.rpartition(":")[2]
-        said = self._folder / f"connector-{len(self._logs)}.log"
-        self._logs.append(said)
+        log = self._folder / f"connector-{len(self._logs)}.log"
+        self._logs.append(log)
         try:
-            with said.open("wb") as output:
+            with log.open("wb") as output:
                 process = subprocess.Popen(
                     filled(self.config.command, address=address, port=port),
                     stdin=subprocess.DEVNULL,
@@ -167,28 +167,28 @@ class Connectors:
                 )
         except OSError as error:
             raise NotStarted(
-                f"`command` cannot be run: {error.strerror}",
-                hint="Its first word must be a program.",
+                f"could not run `command`: {error.strerror}",
+                hint="The first element of `command` is the program.",
             ) from error
         self._processes.append(process)
-        until = self._clock.boot_ms() + round(self.config.start_s * 1_000)
+        deadline_ms = self._clock.boot_ms() + round(self.config.start_s * 1_000)
         while not _listens(address):
-            if process.poll() is not None or self._clock.boot_ms() > until:
-                ended = process.poll()
+            if process.poll() is not None or self._clock.boot_ms() > deadline_ms:
+                status = process.poll()
                 self._kill(process)
                 raise NotStarted(
                     f"the connector did not listen on {address}"
-                    + (f": `command` ended with {ended}" if ended is not None else ""),
-                    detail=self.hide(said.read_text(errors="replace"))[-_TAIL:],
-                    hint="It must listen on {address}, which is also in $ADDRESS.",
+                    + (f": `command` ended with status {status}" if status is not None else ""),
+                    detail=self.hide(log.read_text(errors="replace"))[-_TAIL:],
+                    hint="Listen on {address}, which is also in $ADDRESS.",
                 )
             self._clock.wait(threading.Event(), _POLL_MS)
         return process, connect(address, self.config.security)
 
-    def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     def _kill(self, process: subprocess.Popen[bytes]) -> None:
         # Also after its end: its children may still run in its process group.
@@ -200,22 +200,22 @@ class Connectors:
 
 def _row(line: str, hide: Callable[[str], str]) -> dict[str, Any]:
     try:
-        found = json.loads(line)
+        row = json.loads(line)
     except ValueError:
-        found = None
-    if not isinstance(found, dict):
+        row = None
+    if not isinstance(row, dict):
         raise Failed(
             "`read` printed a line that is not a JSON object",
             detail=f"{hide(line)[:200]!r}",
-            hint="It must print a row, or a document, as one JSON object a line.",
+            hint="Print each row or document as one JSON object per line.",
         )
-    return found
+    return row
 
 
 def _free_address() -> str:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{found.getsockname()[1]}"
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{bound.getsockname()[1]}"
 
 
 def _listens(address: str) -> bool:

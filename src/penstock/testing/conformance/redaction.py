@@ -41,10 +41,10 @@ def hider(config: Config, spec: SpecResponse | None = None) -> Callable[[str], s
     secrets = {config.token, *secrets_of(configs, marked)}
     for command in (config.command, config.read):
         secrets.update(secrets_of(list(command)), _option_values(command))
-    shown = {each for each in secrets if len(each) >= _SHORTEST}
+    long_enough = {secret for secret in secrets if len(secret) >= _SHORTEST}
 
     def hide(text: str) -> str:
-        return _ASSIGNED.sub(r"\1***", redact_secrets(text, shown))
+        return _ASSIGNED.sub(r"\1***", redact_secrets(text, long_enough))
 
     return hide
 

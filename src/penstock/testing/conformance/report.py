@@ -51,24 +51,25 @@ class Report:
     @property
     def failed(self) -> Sequence[Result]:
         """Failed results."""
-        return [each for each in self.results if each.outcome is Outcome.FAILED]
+        return [result for result in self.results if result.outcome is Outcome.FAILED]
 
     @property
     def counts(self) -> Counter[Outcome]:
         """Number of results by outcome."""
-        return Counter(each.outcome for each in self.results)
+        return Counter(result.outcome for result in self.results)
 
     def as_table(self) -> str:
         """Return plain text: a line for each check, the failures in full, and totals."""
-        wide = max((len(each.check.name) for each in self.results), default=0)
+        width = max((len(result.check.name) for result in self.results), default=0)
         lines = []
-        for each in self.results:
-            about = each.reason.partition("\n")[0] if each.reason else "; ".join(each.notes)
-            lines.append(f"{each.outcome.value:<7}  {each.check.name:<{wide}}  {about}".rstrip())
-        for each in self.failed:
-            lines += ["", *_in_full(each)]
+        for result in self.results:
+            note = result.reason.partition("\n")[0] if result.reason else "; ".join(result.notes)
+            name = f"{result.check.name:<{width}}"
+            lines.append(f"{result.outcome.value:<7}  {name}  {note}".rstrip())
+        for result in self.failed:
+            lines += ["", *_failure_lines(result)]
         counts = self.counts
-        total = ", ".join(f"{counts[each]} {each.value}" for each in Outcome)
+        total = ", ".join(f"{counts[outcome]} {outcome.value}" for outcome in Outcome)
         return "\n".join([*lines, "", total])
 
     def as_json(self) -> str:
@@ -78,23 +79,23 @@ class Report:
                 "passed": self.counts[Outcome.PASSED],
                 "failed": self.counts[Outcome.FAILED],
                 "skipped": self.counts[Outcome.SKIPPED],
-                "checks": [_as_object(each) for each in self.results],
+                "checks": [_as_object(result) for result in self.results],
             },
             ensure_ascii=False,
             indent=2,
         )
 
 
-def _in_full(result: Result) -> list[str]:
+def _failure_lines(result: Result) -> list[str]:
     lines = [
         f"{result.check.name} failed",
         f"  rule: {result.check.rule} ({result.check.source})",
         *textwrap.indent(result.reason, "  ").split("\n"),
     ]
     if result.messages:
-        lines += ["  last messages:", *(f"    {each}" for each in result.messages)]
+        lines += ["  last messages:", *(f"    {message}" for message in result.messages)]
     if result.printed:
-        lines += ["  last lines of the connector:", *(f"    {each}" for each in result.printed)]
+        lines += ["  last lines of the connector:", *(f"    {line}" for line in result.printed)]
     return lines
 
 

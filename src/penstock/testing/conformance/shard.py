@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.materialize.client import Connection
+from penstock.materialize.connector_client import Connection
 from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
@@ -55,7 +55,7 @@ class Shard:
         self.key_range = key_range
         self.log = task.log(key_range)
         self.exchange = self.peer.exchange(connection=connection)
-        self._asked: dict[int, set[str]] = {}
+        self._requested: dict[int, set[str]] = {}
         self._pending: list[Stored] = []
         self._checkpoint = b""
 
@@ -64,7 +64,7 @@ class Shard:
         state = self.log.state.json or b"{}"
         self.exchange.send(Open(self.task.spec, self.task.version, self.key_range, state))
         opened = self.exchange.expect(Opened)
-        self._settle(opened.checkpoint)
+        self._resolve_indeterminate(opened.checkpoint)
         return opened
 
     def acknowledge(self) -> None:
@@ -75,19 +75,19 @@ class Shard:
     def acknowledged(self) -> None:
         """Wait until the endpoint has committed too."""
         self.exchange.expect(Acknowledged)
-        self._committed_there()
+        self._record_commit()
 
     def load(self, binding: int, docs: Iterable[Document]) -> None:
         """Request the documents with the keys of these."""
-        wanted = list(docs)
+        requested = list(docs)
         layout = self.task.layout(binding)
-        self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in wanted)
-        self.exchange.send(Load(binding, layout.packed_keys(wanted)))
+        self._requested.setdefault(binding, set()).update(layout.key(doc) for doc in requested)
+        self.exchange.send(Load(binding, layout.packed_keys(requested)))
 
-    def asked(self, binding: int, docs: Iterable[Document]) -> None:
+    def record_load(self, binding: int, docs: Iterable[Document]) -> None:
         """Record that a Load of these was sent as raw bytes."""
         layout = self.task.layout(binding)
-        self._asked.setdefault(binding, set()).update(layout.key(doc) for doc in docs)
+        self._requested.setdefault(binding, set()).update(layout.key(doc) for doc in docs)
 
     def flush(self) -> dict[int, dict[str, Document]]:
         """Send Flush, and return all loaded documents, by binding and key."""
@@ -96,17 +96,17 @@ class Shard:
 
     def flushed(self) -> dict[int, dict[str, Document]]:
         """Return the documents that arrive before Flushed."""
-        found: dict[int, dict[str, Document]] = {}
+        loaded: dict[int, dict[str, Document]] = {}
         while True:
             response = self.exchange.next("Flushed")
             match response:
                 case Loaded(binding, docs):
-                    self._take(found, binding, docs)
+                    self._add_loaded(loaded, binding, docs)
                 case Flushed():
-                    self._asked.clear()
-                    return found
+                    self._requested.clear()
+                    return loaded
                 case _:
-                    raise Failed(f"{response.kind} came instead of Loaded or Flushed")
+                    raise Failed(f"received {response.kind} instead of Loaded or Flushed")
 
     def store(
         self,
@@ -151,17 +151,17 @@ class Shard:
         """Send StartCommit without waiting for a response."""
         self._checkpoint = checkpoint or self.task.next_checkpoint()
         if self.peer.remote:
-            self.log.in_doubt = (self._checkpoint, tuple(self._pending))
+            self.log.indeterminate = (self._checkpoint, tuple(self._pending))
         self.exchange.send(StartCommit(self._checkpoint))
 
     def started_commit(self, *, logged: bool = True) -> None:
         """Wait for StartedCommit, then commit to the recovery log, unless `logged` is false."""
-        answer = self.exchange.expect(StartedCommit)
+        started = self.exchange.expect(StartedCommit)
         if not logged:
             return
         self.log.checkpoint = self._checkpoint
-        if answer.state is not None:
-            self.log.state = combine_state(self.log.state, answer.state)
+        if started.state is not None:
+            self.log.state = combine_state(self.log.state, started.state)
         if not self.peer.remote:
             self.task.commit(self._pending)
         self._pending = []
@@ -195,12 +195,12 @@ class Shard:
         """
         if self.task.delta(binding):
             rows = self.peer.connectors.rows(self.task.resources[binding].name)
-            if doc["id"] in {self._seen(row)[0] for row in rows}:
-                raise Failed(f"key {doc['id']} is there, and must not be")
+            if doc["id"] in {self._comparable(row)[0] for row in rows}:
+                raise Failed(f"key {doc['id']} exists, and must not")
             return
         self.load(binding, [doc])
-        if found := self.flush():
-            raise Failed(f"{self.peer.shown(found[binding])} is there, and must not be")
+        if loaded := self.flush():
+            raise Failed(f"{self.peer.render(loaded[binding])} exists, and must not")
         self.commit()
 
     def verify(self, *, rows: bool = False) -> None:
@@ -214,15 +214,15 @@ class Shard:
             Skipped: there is no way to inspect the endpoint.
         """
         bindings = range(len(self.task.resources))
-        standard = [each for each in bindings if not self.task.delta(each)]
+        standard = [binding for binding in bindings if not self.task.delta(binding)]
         for binding in standard:
             if held := self.task.held(binding):
                 names = self.task.layout(binding).keys
                 keys = [dict(zip(names, json.loads(key), strict=True)) for key in held]
                 self.load(binding, keys)
-        found = self.flush()
+        loaded = self.flush()
         for binding in standard:
-            self.compare(binding, found.get(binding, {}))
+            self.compare(binding, loaded.get(binding, {}))
         self.commit()
         for binding in bindings:
             if self.task.delta(binding):
@@ -230,27 +230,28 @@ class Shard:
             elif rows and self.peer.config.read:
                 self._compare_rows(binding)
 
-    def compare(self, binding: int, found: Mapping[str, Document]) -> None:
+    def compare(self, binding: int, loaded: Mapping[str, Document]) -> None:
         """Compare the loaded documents of a binding with the expected ones."""
         for key, expected in self.task.held(binding).items():
-            came = found.get(key)
-            if expected is None and came is not None:
-                raise Failed(f"key {key} was removed, and is there: {self.peer.shown(came)}")
-            if expected is not None and came is None:
-                raise Failed(f"key {key} is missing; it must be {self.peer.shown(expected)}")
-            if expected is not None and not same_json(expected, came):
+            actual = loaded.get(key)
+            if expected is None and actual is not None:
+                raise Failed(f"key {key} was removed, but exists: {self.peer.render(actual)}")
+            if expected is not None and actual is None:
+                raise Failed(f"key {key} is missing; it must be {self.peer.render(expected)}")
+            if expected is not None and not same_json(expected, actual):
                 raise Failed(
-                    f"key {key} is {self.peer.shown(came)}, and must be {self.peer.shown(expected)}"
+                    f"key {key} is {self.peer.render(actual)}, "
+                    f"and must be {self.peer.render(expected)}"
                 )
 
     def _compare_rows(self, binding: int) -> None:
         """Check that each key is in one row, and that there is no other key."""
-        expected = Counter(self._seen(doc) for doc in self.task.held(binding).values() if doc)
+        expected = Counter(self._comparable(doc) for doc in self.task.held(binding).values() if doc)
         self._same_rows(binding, expected, exact=True)
 
     def _compare_pushed(self, binding: int) -> None:
         expected = Counter(
-            self._seen(doc)
+            self._comparable(doc)
             for stored in self.task.committed
             if stored.binding == binding
             for doc in stored.docs
@@ -259,21 +260,21 @@ class Shard:
 
     def _same_rows(self, binding: int, expected: Counter[Any], *, exact: bool) -> None:
         name = self.task.resources[binding].name
-        found = Counter(self._seen(row) for row in self.peer.connectors.rows(name))
-        if missing := expected - found:
-            raise Failed(f"`read` of {name} is without {self.peer.shown(next(iter(missing)))}")
-        if exact and (more := found - expected):
-            what = next(iter(more))
+        actual = Counter(self._comparable(row) for row in self.peer.connectors.rows(name))
+        if missing := expected - actual:
+            raise Failed(f"`read` of {name} does not print {self.peer.render(next(iter(missing)))}")
+        if exact and (unexpected := actual - expected):
+            row = next(iter(unexpected))
             raise Failed(
-                f"`read` of {name} has {self.peer.shown(what)} {found[what]} times, "
-                f"and must have it {expected[what]} times"
+                f"`read` of {name} prints {self.peer.render(row)} {actual[row]} times, "
+                f"and must print it {expected[row]} times"
             )
 
-    def _take(
-        self, found: dict[int, dict[str, Document]], binding: int, docs: pa.BinaryArray
+    def _add_loaded(
+        self, loaded: dict[int, dict[str, Document]], binding: int, docs: pa.BinaryArray
     ) -> None:
         if binding >= len(self.task.resources):
-            raise Failed(f"Loaded is of binding {binding}, which there is not")
+            raise Failed(f"Loaded refers to binding {binding}, which does not exist")
         layout = self.task.layout(binding)
         for text in docs.to_pylist():
             try:
@@ -281,44 +282,44 @@ class Shard:
             except ValueError:
                 doc = None
             if not isinstance(doc, dict):
-                said = self.peer.shown(text.decode(errors="replace"))
-                raise Failed(f"Loaded has a document that is no JSON object: {said}")
+                rendered = self.peer.render(text.decode(errors="replace"))
+                raise Failed(f"Loaded has a document that is no JSON object: {rendered}")
             key = layout.key(doc)
-            if key not in self._asked.get(binding, ()):
-                raise Failed(f"Loaded has key {key} of binding {binding}, which no Load asked for")
-            if key in found.setdefault(binding, {}):
+            if key not in self._requested.get(binding, ()):
+                raise Failed(f"Loaded has key {key} of binding {binding}, which no Load requested")
+            if key in loaded.setdefault(binding, {}):
                 raise Failed(f"Loaded has key {key} of binding {binding} twice")
-            found[binding][key] = doc
+            loaded[binding][key] = doc
 
-    def _settle(self, said: bytes) -> None:
+    def _resolve_indeterminate(self, opened: bytes) -> None:
         """Derive from Opened whether the indeterminate transaction was committed."""
         if not self.peer.remote:
-            if said not in (b"", START_FROM_ZERO, self.log.checkpoint):
-                raise Skipped("the connector goes back to a checkpoint of its own")
+            if opened not in (b"", START_FROM_ZERO, self.log.checkpoint):
+                raise Skipped("the connector resumes from its own checkpoint")
             return
-        resumed = b"" if said == START_FROM_ZERO else said or self.log.checkpoint
-        if not said and self.log.stored:
+        resumed = b"" if opened == START_FROM_ZERO else opened or self.log.checkpoint
+        if not opened and self.log.stored:
             raise Failed(
-                "Opened has no checkpoint, though one was committed",
-                hint="An endpoint that is authoritative keeps the checkpoint with its data.",
+                "Opened has no checkpoint, but a checkpoint was committed",
+                hint="An authoritative endpoint stores the checkpoint with its data.",
             )
-        if self.log.in_doubt is not None and resumed == self.log.in_doubt[0]:
-            self._committed_there()
+        if self.log.indeterminate is not None and resumed == self.log.indeterminate[0]:
+            self._record_commit()
         elif resumed == self.log.stored:
-            self.log.in_doubt = None
+            self.log.indeterminate = None
         else:
             raise Failed(
                 f"Opened has checkpoint {resumed.hex()}, and must have {self.log.stored.hex()}"
             )
         self.log.checkpoint = resumed
 
-    def _committed_there(self) -> None:
-        if self.log.in_doubt is not None:
-            self.log.stored, stored = self.log.in_doubt
-            self.log.in_doubt = None
+    def _record_commit(self) -> None:
+        if self.log.indeterminate is not None:
+            self.log.stored, stored = self.log.indeterminate
+            self.log.indeterminate = None
             self.task.commit(stored)
 
-    def _seen(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
+    def _comparable(self, row: Mapping[str, Any]) -> tuple[Any, Any]:
         """Return the compared fields of a row or of a document."""
         if "id" in row:
             return row["id"], row.get("word")
@@ -327,7 +328,7 @@ class Shard:
             doc = json.loads(doc)
         if not isinstance(doc, dict) or "id" not in doc:
             raise Failed(
-                f"`read` printed neither a column id nor {DOCUMENT}: {self.peer.shown(dict(row))}",
-                hint="It must print the columns by the names of the fields, or documents.",
+                f"`read` printed neither a column id nor {DOCUMENT}: {self.peer.render(dict(row))}",
+                hint="Print columns with the names of the fields, or documents.",
             )
         return doc["id"], doc.get("word")

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import penstock.testing.conformance.checks  # noqa: F401  (puts them on the list)
+import penstock.testing.conformance.checks  # noqa: F401  (registers them)
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import PenstockError, UsageError
 from penstock.protocol.messages import ValidateBinding
-from penstock.testing.conformance.check import CHECKS, Check, Failed, Skipped, why_skipped
+from penstock.testing.conformance.check import CHECKS, Check, Failed, Skipped, skip_reason
 from penstock.testing.conformance.config import Config, Pattern
 from penstock.testing.conformance.documents import PLAIN
 from penstock.testing.conformance.peer import Peer
@@ -20,7 +20,7 @@ from penstock.testing.conformance.report import Outcome, Report, Result
 
 __all__ = ["run"]
 
-_LAST: Final = 12
+MAX_MESSAGES: Final = 12
 """Number of messages shown for a failure."""
 
 
@@ -40,7 +40,7 @@ def run(
         UsageError: a check of this name, or the connector, does not exist.
         ConnectorError: no connector answers at the address.
     """
-    chosen = _chosen(only)
+    checks = _select(only)
     prefix = f"check_{secrets.token_hex(3)}"
     results = []
     with tempfile.TemporaryDirectory(prefix="conformance-") as folder:
@@ -48,8 +48,8 @@ def run(
         try:
             connectors.hide = hider(config, connectors.connection().spec())
             loads = _loads(Peer(connectors, prefix))
-            for number, each in enumerate(chosen):
-                result = _made(each, connectors, f"{prefix}_{number}", clock, loads=loads)
+            for number, check in enumerate(checks):
+                result = _run_check(check, connectors, f"{prefix}_{number}", clock, loads=loads)
                 results.append(result)
                 if on_result is not None:
                     on_result(result)
@@ -58,31 +58,33 @@ def run(
     return Report(tuple(results))
 
 
-def _chosen(only: Sequence[str]) -> Sequence[Check]:
+def _select(only: Sequence[str]) -> Sequence[Check]:
     for name in only:
         if name not in CHECKS:
             raise UsageError(
-                f'there is no check called "{name}"', hint=f"There are {', '.join(CHECKS)}."
+                f'check "{name}" does not exist', hint=f"The checks are {', '.join(CHECKS)}."
             )
-    return [each for name, each in CHECKS.items() if not only or name in only]
+    return [check for name, check in CHECKS.items() if not only or name in only]
 
 
 def _loads(peer: Peer) -> bool:
     """Return whether the bindings of the connector support Load."""
-    name = peer.fresh()
+    name = peer.new_name()
     try:
-        answer = peer.ask([ValidateBinding(peer.resource_json(name), PLAIN.collection(name))])
+        response = peer.validate(
+            [ValidateBinding(peer.resource_json(name), PLAIN.collection(name))]
+        )
     except PenstockError:
         return peer.config.pattern is not Pattern.PUSH_ONLY  # Another check reports the error.
-    return not any(each.delta_updates for each in answer.bindings)
+    return not any(binding.delta_updates for binding in response.bindings)
 
 
-def _made(
+def _run_check(
     check: Check, connectors: Connectors, prefix: str, clock: Clock, *, loads: bool
 ) -> Result:
-    if why := why_skipped(check, connectors.config, loads=loads):
-        return Result(check, Outcome.SKIPPED, why)
-    began = clock.boot_ms()
+    if reason := skip_reason(check, connectors.config, loads=loads):
+        return Result(check, Outcome.SKIPPED, reason)
+    start_ms = clock.boot_ms()
     before = connectors.printed()
     peer = Peer(connectors, prefix)
     outcome, reason = Outcome.PASSED, ""
@@ -91,9 +93,9 @@ def _made(
     except Skipped as skipped:
         outcome, reason = Outcome.SKIPPED, str(skipped)
     except Exception as error:  # noqa: BLE001 - the other checks run after any error
-        outcome, reason = Outcome.FAILED, _told(error)
+        outcome, reason = Outcome.FAILED, _describe(error)
     failed = outcome is Outcome.FAILED
-    messages = peer.messages[-_LAST:] if failed else []
+    messages = peer.messages[-MAX_MESSAGES:] if failed else []
     printed = connectors.last_lines(before) if failed else []
     peer.close()
     hide = connectors.hide
@@ -101,15 +103,15 @@ def _made(
         check,
         outcome,
         hide(reason),
-        tuple(hide(each) for each in messages),
+        tuple(map(hide, messages)),
         tuple(printed),
-        tuple(hide(each) for each in peer.notes),
-        clock.boot_ms() - began,
+        tuple(map(hide, peer.notes)),
+        clock.boot_ms() - start_ms,
     )
 
 
-def _told(error: Exception) -> str:
+def _describe(error: Exception) -> str:
     if not isinstance(error, PenstockError):
         return f"the connector failed: {type(error).__name__}: {error}"
-    told = str(error) if isinstance(error, Failed) else f"the connector failed: {error}"
-    return "\n".join(each for each in (told, error.detail, error.hint) if each)
+    message = str(error) if isinstance(error, Failed) else f"the connector failed: {error}"
+    return "\n".join(part for part in (message, error.detail, error.hint) if part)

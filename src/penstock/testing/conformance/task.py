@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.materialize.client import Connection
+from penstock.materialize.connector_client import Connection
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
 from penstock.protocol.connector_state import EMPTY
 from penstock.protocol.key_range import WHOLE, KeyRange
@@ -36,7 +36,7 @@ class Resource:
     layout: Layout = PLAIN
     delta: bool = False
     name: str = ""
-    """Name of the resource; if empty, a new name is chosen."""
+    """Name of the resource; if empty, a new name is generated."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Log:
     stored: bytes = b""
     """Checkpoint that the endpoint has certainly committed."""
 
-    in_doubt: tuple[bytes, Sequence[Stored]] | None = None
+    indeterminate: tuple[bytes, Sequence[Stored]] | None = None
     """Transaction that is indeterminate: only the endpoint knows whether it committed."""
 
 
@@ -65,36 +65,36 @@ class Task:
         self._held: dict[int, dict[str, Document | None]] = {}
         self.applied = False
         self._transactions = 0
-        self.spec = self._built()
+        self.spec = self._build_spec()
 
     def change(self, *resources: Resource) -> None:
         """Replace the bindings; takes effect at the next Apply."""
         self.resources = tuple(
-            dataclasses.replace(each, name=old.name)
-            for each, old in zip(resources, self.resources, strict=True)
+            dataclasses.replace(resource, name=old.name)
+            for resource, old in zip(resources, self.resources, strict=True)
         )
         self.version = f"v{int(self.version[1:]) + 1}"
-        self.spec = self._built()
+        self.spec = self._build_spec()
 
     def apply(self, *, dry_run: bool = False) -> Applied:
         """Send Apply, which changes the endpoint or, with `dry_run`, describes the changes."""
         self.peer.messages.append(f"▸ Apply{' (dry run)' if dry_run else ''}")
-        answer = self.peer.connection.apply(Apply(self.spec, self.version, dry_run))
+        response = self.peer.connection.apply(Apply(self.spec, self.version, dry_run))
         self.applied = self.applied or not dry_run
-        return answer
+        return response
 
     def delete(self, *, dry_run: bool = False) -> Applied:
         """Send ApplyDelete for the applied resources."""
         if not self.applied:
             return Applied()
         self.peer.messages.append(f"▸ ApplyDelete{' (dry run)' if dry_run else ''}")
-        answer = self.peer.connection.delete(Apply(self.spec, self.version, dry_run))
+        response = self.peer.connection.delete(Apply(self.spec, self.version, dry_run))
         if not dry_run:
             self.applied = False
             self.logs.clear()
             self.committed.clear()
             self._held.clear()
-        return answer
+        return response
 
     def shard(
         self,
@@ -126,8 +126,8 @@ class Task:
     def log(self, key_range: KeyRange) -> Log:
         """Return the log of a shard; a new one copies the narrowest log that covers its keys."""
         if key_range not in self.logs:
-            covering = [each for each in self.logs if each.covers(key_range)]
-            parent = self.logs[min(covering, key=lambda each: each.width)] if covering else Log()
+            covering = [other for other in self.logs if other.covers(key_range)]
+            parent = self.logs[min(covering, key=lambda other: other.width)] if covering else Log()
             self.logs[key_range] = dataclasses.replace(parent)
         return self.logs[key_range]
 
@@ -155,41 +155,43 @@ class Task:
 
     def commit(self, stored: Sequence[Stored]) -> None:
         """Record that these stores were committed."""
-        for each in stored:
-            held, layout = self.held(each.binding), self.layout(each.binding)
-            if each.empties:
+        for store in stored:
+            held, layout = self.held(store.binding), self.layout(store.binding)
+            if store.empties:
                 held.update(dict.fromkeys(held))
-                self.committed = [kept for kept in self.committed if kept.binding != each.binding]
-            self.committed.append(each)
-            held.update((layout.key(doc), None if each.delete else doc) for doc in each.docs)
+                self.committed = [
+                    earlier for earlier in self.committed if earlier.binding != store.binding
+                ]
+            self.committed.append(store)
+            held.update((layout.key(doc), None if store.delete else doc) for doc in store.docs)
 
     def held(self, binding: int) -> dict[str, Document | None]:
         """Return the expected documents by key; None for a key that must not exist."""
         return self._held.setdefault(binding, {})
 
-    def _built(self) -> MaterializationSpec:
-        asked = [
+    def _build_spec(self) -> MaterializationSpec:
+        requested = [
             ValidateBinding(
-                self.peer.resource_json(each.name, delta=each.delta),
-                each.layout.collection(each.name),
+                self.peer.resource_json(resource.name, delta=resource.delta),
+                resource.layout.collection(resource.name),
             )
-            for each in self.resources
+            for resource in self.resources
         ]
-        validated = self.peer.ask(asked, name=self.name)
-        self._accepts_empty = all(each.accepts_empty for each in validated.bindings)
+        response = self.peer.validate(requested, name=self.name)
+        self._accepts_empty = all(binding.accepts_empty for binding in response.bindings)
         return MaterializationSpec(
             self.name,
             self.peer.endpoint_json,
             tuple(
                 MaterializationBinding(
                     binding.resource_spec_json,
-                    answer.resource_path,
+                    validated.resource_path,
                     binding.collection,
-                    each.layout.selection(answer),
-                    answer.delta_updates or each.delta,
+                    resource.layout.selection(validated),
+                    validated.delta_updates or resource.delta,
                 )
-                for each, binding, answer in zip(
-                    self.resources, asked, validated.bindings, strict=True
+                for resource, binding, validated in zip(
+                    self.resources, requested, response.bindings, strict=True
                 )
             ),
         )

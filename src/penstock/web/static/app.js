@@ -1,4 +1,4 @@
-// Asks for the state once a second while somebody looks, and shows it.
+// Fetches the state once a second while the page is visible, and renders it.
 
 import { drawing } from "./drawing.js";
 import { explained, panel, rateOf } from "./panels.js";
@@ -38,8 +38,8 @@ async function ask() {
   try {
     const after = state === null ? 0 : state.now_ms;
     const answer = await fetch(`/api/state?after=${after}`, { signal: AbortSignal.timeout(PATIENCE_MS) });
-    if (answer.status === 401) throw new Error("A token is needed: open /?token=… in this browser.");
-    if (!answer.ok) throw new Error(`The server answered ${answer.status}.`);
+    if (answer.status === 401) throw new Error("A token is required: open /?token=… in this browser.");
+    if (!answer.ok) throw new Error(`The server responded with status ${answer.status}.`);
     remember(await answer.json());
     failures = 0;
   } catch (error) {
@@ -53,7 +53,7 @@ async function ask() {
 }
 
 function remember(told) {
-  // A clock that went back, or another lake: what is kept does not go together with it.
+  // After a clock that stepped back, or for another lake, the stored history does not apply.
   if (state !== null && (told.now_ms < state.now_ms || told.lake !== state.lake)) {
     kept.history.clear();
     kept.transactions.clear();
@@ -80,8 +80,8 @@ function lose(error) {
   document.body.dataset.connection = "lost";
   say(by("connected"), "not connected");
   by("lost").hidden = false;
-  const why = error.message.startsWith("A token") ? error.message : "The server does not answer. Is Penstock still running?";
-  say(by("lost"), `Connection lost. ${why} Trying again…${state ? " What is below is as it was." : ""}`);
+  const why = error.message.startsWith("A token") ? error.message : "The server does not respond. Check that Penstock is running.";
+  say(by("lost"), `Connection lost. ${why} Retrying…${state ? " The data below is from the last response." : ""}`);
 }
 
 function show() {
@@ -157,7 +157,7 @@ addEventListener("hashchange", () => {
   if (state === null) return;
   show();
   if (!chosen()) return scrollTo({ top: 0 });
-  // On a narrow page the details are below; go there, and let a keyboard go on there.
+  // On a narrow page the details are below: scroll to them, and move the focus there.
   if (getComputedStyle(by("panes")).gridTemplateColumns.split(" ").length === 1) {
     shown.heading.focus({ preventScroll: true });
     by("detail").scrollIntoView();
@@ -166,7 +166,7 @@ addEventListener("hashchange", () => {
 addEventListener("resize", () => { if (state !== null) show(); });
 document.addEventListener("visibilitychange", ask);
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // Its target is no selection, which is what a hash means here.
+  event.preventDefault(); // A hash is a selection on this page, and this target is none.
   by("detail").focus();
 });
 by("filter").addEventListener("input", () => { if (state !== null) show(); });

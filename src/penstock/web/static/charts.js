@@ -1,4 +1,4 @@
-// Small charts, drawn anew at each update in the width there is.
+// Small charts, drawn again at each update in the available width.
 
 import { el, moment, say, svg } from "./text.js";
 

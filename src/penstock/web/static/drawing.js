@@ -1,4 +1,4 @@
-// The pipeline, from sources through collections to endpoints.
+// Drawing of the pipeline, from sources through collections to endpoints.
 
 import { bytes, compact, duration, el, keyed, say, svg } from "./text.js";
 
@@ -24,7 +24,7 @@ export function drawing(root, choose) {
 
   function show(item, kind, thing, chosen) {
     const button = item.firstChild;
-    const [state, meta] = told(kind, thing);
+    const [state, meta] = stateAndText(kind, thing);
     button.dataset.state = state;
     say(button.querySelector(".name"), short(kind, thing));
     say(button.querySelector(".meta"), meta);
@@ -33,7 +33,7 @@ export function drawing(root, choose) {
     button.setAttribute("aria-pressed", String(chosen !== null && chosen.kind === kind && chosen.name === thing.name));
   }
 
-  // One stop for the tab key in the whole drawing; arrows go on from there.
+  // The drawing has one tab stop; arrow keys move from there.
   function rove(button) {
     for (const each of nodes()) each.tabIndex = each === button ? 0 : -1;
     tabbed = button;
@@ -117,7 +117,7 @@ function linked(state, lists) {
 
 const SLOW_MS = 30_000;
 
-export function told(kind, thing) {
+export function stateAndText(kind, thing) {
   if (kind === "collection") {
     const state = thing.error ? "errored" : "ok";
     return [state, thing.error ? "in error" : `${compact(thing.updates)} updates · ${bytes(thing.bytes)}`];
@@ -137,6 +137,6 @@ function short(kind, thing) {
   return kind === "collection" && thing.source && thing.name.startsWith(prefix) ? thing.name.slice(prefix.length) : thing.name;
 }
 
-// What a source keeps for itself comes last.
+// Internal collections of a source are last.
 const own = (each) => Number(each.source !== null && each.name === `${each.source}_remap`);
 const inOrder = (a, b) => own(a) - own(b) || (a.name < b.name ? -1 : 1);

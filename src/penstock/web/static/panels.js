@@ -1,8 +1,8 @@
-// Details of what is selected. A panel is made once and then kept up to date, so that
-// what somebody types or reads in it stays.
+// Details of the selected object. A panel is created once and then updated in place, which
+// preserves input and scroll position.
 
 import { PHASES, lineChart, phaseBars } from "./charts.js";
-import { told } from "./drawing.js";
+import { stateAndText } from "./drawing.js";
 import { bytes, compact, count, duration, el, exactly, keyed, moment, say } from "./text.js";
 
 const KINDS = { source: "Source", collection: "Collection", materialization: "Materialization" };
@@ -21,9 +21,9 @@ export function panel(kind, name, open) {
   return {
     root, heading, kind, name,
     update(thing, state) {
-      const level = thing ? told(kind, thing)[0] : "stopped";
+      const level = thing ? stateAndText(kind, thing)[0] : "stopped";
       pill.dataset.state = level;
-      say(pill, !thing ? "gone" : kind === "collection" ? (thing.error ? "in error" : "readable") : thing.state === "running" ? thing.phase || "starting" : thing.state);
+      say(pill, !thing ? "removed" : kind === "collection" ? (thing.error ? "in error" : "readable") : thing.state === "running" ? thing.phase || "starting" : thing.state);
       const error = thing?.error ?? null;
       const waits = thing?.waits_for || null;
       const frozen = thing?.degraded ?? [];
@@ -52,7 +52,7 @@ function sourceBody() {
   const list = facts();
   const lag = lineChart("Lag", duration);
   const rate = lineChart("Rows per second", compact);
-  const slot = lineChart("Log kept by the slot", bytes);
+  const slot = lineChart("WAL retained by the slot", bytes);
   const tables = table(["Table", "Phase", "Rows", "Size upstream"], "Tables");
   const partitions = table(["Partition", "Offset", "End"], "Partitions");
   const held = section("Tables", tables.root);
@@ -67,8 +67,8 @@ function sourceBody() {
         ["Lag", duration(source.lag_ms)],
         ["Behind upstream", source.lag_records === undefined ? bytes(source.lag_bytes) : `${count(source.lag_records)} records`],
         source.bad_records === undefined
-          ? ["Slot holds", bytes(source.slot_bytes), source.slot ?? ""]
-          : ["Set aside since start", `${count(source.bad_records)} records`],
+          ? ["Retained WAL", bytes(source.slot_bytes), source.slot ?? ""]
+          : ["Dead-lettered since start", `${count(source.bad_records)} records`],
         ["Rows since start", count(source.rows)],
         ["Bytes since start", bytes(source.bytes)],
         ["Started", moment(source.counted_since_ms), exactly(source.counted_since_ms)],
@@ -156,7 +156,7 @@ function sampleOf(name, open) {
       begun = true;
       input.value = open() ?? "";
       if (input.value || (!collection.error && collection.upper > 0)) show();
-      else say(note, collection.error ? "Choose a time before the error." : "Nothing is complete yet.");
+      else say(note, collection.error ? "Choose a time before the error." : "No time is complete yet.");
     },
   };
 }
@@ -176,7 +176,7 @@ function changesOf(name) {
       if (found.error) return rows.replaceChildren(el("div", { class: "trouble" }, ...explained(found.error)));
       const signed = found.diffs.map((each) => (each.startsWith("-") ? `−${each.slice(1)}` : `+${each}`));
       rows.replaceChildren(grid(found.columns, found.rows, [["time", found.times.map((each) => moment(Number(each)))], ["", signed]]));
-      say(note, found.rows.length ? "" : "None is known since the history that is kept.");
+      say(note, found.rows.length ? "" : "No change in the retained history.");
     },
   };
 }
@@ -218,7 +218,7 @@ export async function fetched(path, query) {
   try {
     return await (await fetch(`${path}?${asked}`)).json();
   } catch {
-    return { error: { message: "the server did not answer", hint: "Try again when the connection is back." } };
+    return { error: { message: "the server did not respond", hint: "Retry when the connection is restored." } };
   }
 }
 
@@ -259,7 +259,7 @@ function table(columns, title) {
   };
 }
 
-// Rows of a collection, `before` them columns of our own.
+// Rows of a collection, after the added columns in `before`.
 function grid(columns, rows, before) {
   const head = [...before.map(([name]) => el("th", { scope: "col", class: "ours" }, name)),
     ...columns.map((each) => el("th", { scope: "col", title: each.type }, each.name, each.key ? el("span", { class: "key", title: "part of the key" }, " key") : null))];
@@ -268,7 +268,7 @@ function grid(columns, rows, before) {
   return el("table", { class: "rows" }, el("thead", {}, el("tr", {}, ...head)), el("tbody", {}, ...rows.map(line)));
 }
 
-// What a counter in column `at` grew by in a second, over the last few samples.
+// Growth per second of the counter in column `at`, over the last few samples.
 export function rates(history, at, over = 5) {
   return history.slice(1).map((row, number) => {
     const from = history[Math.max(0, number + 1 - over)];

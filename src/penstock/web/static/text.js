@@ -1,4 +1,4 @@
-// Elements and the words in them. Data only ever becomes text, never markup.
+// Elements and their text. Data becomes text only, never markup.
 
 export function el(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
@@ -22,7 +22,7 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-// Lets the children of `parent` be one for each item, in order, and keeps those that are there.
+// Makes one child of `parent` for each item, in order, and reuses existing children by key.
 export function keyed(parent, items, keyOf, make, update) {
   const known = new Map([...parent.children].map((child) => [child.dataset.key, child]));
   items.forEach((item, at) => {
@@ -36,7 +36,7 @@ export function keyed(parent, items, keyOf, make, update) {
     if (parent.children[at] !== child) parent.insertBefore(child, parent.children[at] ?? null);
     update(child, item);
   });
-  for (const gone of known.values()) gone.remove();
+  for (const removed of known.values()) removed.remove();
 }
 
 const WHOLE = new Intl.NumberFormat("en");
@@ -71,7 +71,7 @@ export function duration(ms) {
 }
 
 const LAST = Number.MAX_SAFE_INTEGER;
-const PLAUSIBLE = 1e11; // Smaller times are somebody's own numbers, not the calendar's.
+const PLAUSIBLE = 1e11; // Smaller times are logical times, not epoch milliseconds.
 
 export function moment(ms) {
   if (ms === null || ms === undefined) return "–";

@@ -1,4 +1,4 @@
-"""What a real server says of a type and its values, over connections as the source makes them."""
+"""Types and values of a real server, over connections with the settings of a source."""
 
 import struct
 from collections.abc import Sequence
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 from psycopg import pq
 
-from penstock.sources.postgres.catalog import PgColumn, types_of
-from penstock.sources.postgres.connect import Connection
+from penstock.pgclient import Connection
+from penstock.sources.postgres.catalog import PgColumn, read_types
 from penstock.sources.postgres.types import ColumnType, column_type
 
 __all__ = ["column_of", "copied", "printed", "types_in"]
@@ -20,7 +20,7 @@ def types_in(connection: Connection, relation: str) -> dict[str, PgColumn]:
         "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
         [relation],
     )
-    types = types_of(connection, {int(row[2]) for row in rows})
+    types = read_types(connection, {int(row[2]) for row in rows})
     return {
         name: PgColumn(name, int(number), types[int(oid)], int(typmod), int(dimensions))
         for name, number, oid, typmod, dimensions in rows
@@ -28,7 +28,7 @@ def types_in(connection: Connection, relation: str) -> dict[str, PgColumn]:
 
 
 def column_of(connection: Connection, declared: str, *, text: bool = False) -> ColumnType:
-    """What becomes of a column `c` of this type."""
+    """Return the storage type of a column of this SQL type."""
     connection.execute(f"CREATE TEMPORARY TABLE one_column (c {declared})")
     try:
         return column_type(types_in(connection, "pg_temp.one_column")["c"], text=text)

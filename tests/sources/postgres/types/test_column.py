@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
+from penstock.pgclient import connect
 from penstock.sources.postgres.catalog_types import PgColumn, PgType
-from penstock.sources.postgres.connect import connect
 from penstock.sources.postgres.types import column_type
 from penstock.sources.postgres.types.arrays import array_of
 from tests.fix_postgres import major
@@ -59,7 +59,7 @@ BECOMES = {
     "date_array": array_of(pa.date32()),
     "timestamp_array": array_of(pa.timestamp("us")),
     "timestamptz_array": array_of(pa.timestamp("us", "UTC")),
-    # Their delimiter may be another than a comma, which the catalogue's value does not tell.
+    # Their delimiter may differ from a comma, and the catalog value does not contain it.
     "box_array": pa.string(),
     "hstore_array": pa.string(),
     "citext_array": pa.string(),
@@ -78,17 +78,17 @@ def columns(postgres_server):
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_a_type_becomes(columns, case):
+def test_column_type_of_each_case(columns, case):
     text = array_of(pa.string()) if case.name.endswith("_array") else pa.string()
     assert column_type(columns[case.name], text=False).arrow == BECOMES.get(case.name, text)
     assert column_type(columns[case.name], text=True).arrow == pa.string()
 
 
-def test_every_expectation_is_of_a_case():
+def test_every_expectation_belongs_to_a_case():
     assert set(BECOMES) <= {case.name for case in CASES}
 
 
-def test_a_users_type_that_is_called_as_one_of_the_servers_is_not_taken_for_it():
+def test_user_type_with_name_of_a_builtin_type_is_stored_as_text():
     for name in ("integer", "text[]", "numeric"):
         own = PgType(70_000, f'public."{name}"', "b", "U", element=None)
         kept = column_type(PgColumn("c", 1, own), text=False)

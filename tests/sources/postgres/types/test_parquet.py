@@ -1,4 +1,4 @@
-"""What is kept survives the files that persist writes, the infinities above all."""
+"""Stored values survive the Parquet files of persist, infinities included."""
 
 import pyarrow as pa
 import pytest
@@ -36,7 +36,7 @@ KEPT = [
 
 
 @pytest.mark.parametrize("inline", [True, False], ids=["inline", "parquet"])
-def test_values_are_the_same_when_they_are_read_back(tmp_path, inline):
+def test_values_read_back_from_parquet_are_unchanged(tmp_path, inline):
     columns = [kept.from_text(pa.array(texts, pa.binary())) for kept, texts in KEPT]
     schema = pa.schema([("id", pa.int32()), *((kept.column, kept.arrow) for kept, _ in KEPT)])
     table = pa.table([pa.array([0, 1, 2], pa.int32()), *columns], schema)

@@ -1,4 +1,4 @@
-"""Random values, made what they are by a real server, come and go as it prints them."""
+"""Random values of a real server: read, stored and printed as the server prints them."""
 
 import math
 import struct
@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import DefiniteError
-from penstock.sources.postgres.connect import connect, quote_literal
+from penstock.pgclient import connect, quote_literal
 from penstock.sources.postgres.types import column_type, to_text
 from tests.sources.postgres.types.server import column_of, copied, printed, types_in
 from tests.sources.postgres.types.test_torture import bits
@@ -39,15 +39,15 @@ def decimals(precision, scale):
 
 
 def single(x: float) -> float:
-    """The nearest of 32 bits, which may be infinite."""
+    """Return the nearest number of 32 bits, which may be infinite."""
     with np.errstate(over="ignore"):
         return float(np.float32(x))
 
 
 def floats(width):
-    def value(found):
+    def value(number):
         return {math.inf: "Infinity", -math.inf: "-Infinity"}.get(
-            found, "NaN" if math.isnan(found) else repr(found)
+            number, "NaN" if math.isnan(number) else repr(number)
         )
 
     whole = st.tuples(st.integers(1, 10**17), st.integers(0, 24)).map(lambda p: p[0] * 10.0 ** p[1])
@@ -77,11 +77,11 @@ TIME = st.one_of(
 ).map(lambda us: f"{us // 3_600_000_000:02}:{us // 60_000_000 % 60:02}:{us / 1e6 % 60:09.6f}")
 
 
-def moments(zone):
-    told = st.tuples(days(-2_451_545, 106_741_000), TIME).map(
+def timestamps(zone):
+    finite = st.tuples(days(-2_451_545, 106_741_000), TIME).map(
         lambda p: f"{p[0][0]} {p[1]}{zone}{' BC' if p[0][1] else ''}"
     )
-    return st.one_of(st.sampled_from(["infinity", "-infinity"]), told)
+    return st.one_of(st.sampled_from(["infinity", "-infinity"]), finite)
 
 
 DATES = st.one_of(
@@ -99,21 +99,21 @@ def quoted(text):
 
 
 def arrays(element):
-    """Literals of arrays of up to three dimensions with bounds of their own, nulls among them."""
+    """Return literals of arrays of up to three dimensions, with own bounds and with nulls."""
     item = st.one_of(st.none(), element).map(lambda text: "NULL" if text is None else quoted(text))
 
     @st.composite
-    def literal(draw):
-        lengths = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
-        lowers = draw(st.lists(st.integers(-3, 3), min_size=3, max_size=3))
+    def literal(pick):
+        lengths = pick(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+        lowers = pick(st.lists(st.integers(-3, 3), min_size=3, max_size=3))
 
         def build(depth):
             if depth == len(lengths):
-                return draw(item)
+                return pick(item)
             return "{" + ",".join(build(depth + 1) for _ in range(lengths[depth])) + "}"
 
         bounds = [f"[{low}:{low + size - 1}]" for low, size in zip(lowers, lengths, strict=False)]
-        return draw(st.sampled_from(["", "".join(bounds) + "="])) + build(0)
+        return pick(st.sampled_from(["", "".join(bounds) + "="])) + build(0)
 
     flat = st.lists(item, max_size=5).map(lambda items: "{" + ",".join(items) + "}")
     return st.one_of(flat, literal())
@@ -137,8 +137,8 @@ VALUES = {
     "bytea": HEX,
     "date": DATES,
     "time": TIME,
-    "timestamp": moments(""),
-    "timestamptz": moments("+00"),
+    "timestamp": timestamps(""),
+    "timestamptz": timestamps("+00"),
     "uuid": st.uuids().map(str),
     "interval": st.tuples(st.integers(-9999, 9999), st.integers(-(10**12), 10**12)).map(
         lambda p: f"{p[0]} mons {p[1] // 10**6} seconds {p[1] % 10**6} microseconds"
@@ -146,7 +146,7 @@ VALUES = {
     "text[]": arrays(st.one_of(TEXTS, AWKWARD)),
     "integer[]": arrays(digits(-(2**31), 2**31 - 1)),
     "numeric(10,2)[]": arrays(decimals(10, 2)),
-    "timestamptz[]": arrays(moments("+00")),
+    "timestamptz[]": arrays(timestamps("+00")),
     "double precision[]": arrays(floats(64)),
     "bytea[]": arrays(HEX),
     "character(3)[]": arrays(AWKWARD.map(lambda text: text[:3])),
@@ -154,13 +154,13 @@ VALUES = {
 
 
 @pytest.fixture(scope="module")
-def kept(connection):
+def column_types(connection):
     return {name: column_of(connection, name) for name in VALUES}
 
 
 @pytest.mark.parametrize("name", VALUES)
-def test_whatever_the_server_prints_is_kept(connection, kept, name):
-    column = kept[name]
+def test_value_is_printed_as_the_server_prints_it(connection, column_types, name):
+    column = column_types[name]
 
     @settings(max_examples=20)
     @given(st.lists(st.one_of(st.none(), VALUES[name]), min_size=1, max_size=30))
@@ -181,7 +181,7 @@ def test_whatever_the_server_prints_is_kept(connection, kept, name):
 
 @pytest.mark.parametrize("text", ["294247-01-10 04:00:54.775807", "294276-12-31 23:59:59.999999"])
 @pytest.mark.parametrize("declared", ["timestamp", "timestamptz"])
-def test_the_last_years_of_the_server_are_refused_alike_by_both_ways(connection, declared, text):
+def test_last_years_of_the_server_are_rejected_in_text_and_binary(connection, declared, text):
     column = column_of(connection, declared)
     source = f"SELECT '{text} UTC'::{declared}"
     for ways in (column.from_text, *printed(connection, source)), (
@@ -194,7 +194,7 @@ def test_the_last_years_of_the_server_are_refused_alike_by_both_ways(connection,
     assert whole.from_text(texts) == texts.cast(pa.string())
 
 
-def test_nan_in_a_decimal_is_refused_alike_by_both_ways_and_kept_as_text(connection):
+def test_nan_in_a_decimal_is_rejected_unless_stored_as_text(connection):
     column = column_of(connection, "numeric(10,2)")
     (texts,), (fields,) = (
         printed(connection, "SELECT 'NaN'::numeric(10,2)"),
@@ -207,7 +207,7 @@ def test_nan_in_a_decimal_is_refused_alike_by_both_ways_and_kept_as_text(connect
     assert whole.from_text(texts).to_pylist() == ["NaN"]
 
 
-def test_the_newest_server_is_read_as_the_oldest_is(database18):
+def test_newest_server_is_read_like_the_oldest(database18):
     cases = [case for case in CASES if "xml" not in case.name]  # It was built without.
     with connect(database18.url()) as connection:
         connection.execute(SETUP)

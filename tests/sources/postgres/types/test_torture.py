@@ -1,4 +1,4 @@
-"""Every value of every type arrives as it is, by COPY and by the stream's text alike."""
+"""Values of every type, read by binary COPY and from the text of the stream."""
 
 import pickle
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from penstock.data.arrow import with_integer_times
-from penstock.sources.postgres.connect import connect
+from penstock.pgclient import connect
 from penstock.sources.postgres.types import column_type, to_text
 from tests.fix_postgres import major
 from tests.sources.postgres.types.server import copied, printed, types_in
@@ -31,7 +31,7 @@ def columns(connection):
 
 
 def bits(array: pa.Array) -> bytes:
-    """The array as it is stored, so that NaN equals NaN and -0 does not equal 0."""
+    """Return the stored bytes of an array: NaN equals NaN, and -0 differs from 0."""
     stored = array.cast(with_integer_times(array.type))
     stored = pa.concat_arrays([stored])
     batch = pa.record_batch([stored], ["c"])
@@ -40,7 +40,7 @@ def bits(array: pa.Array) -> bytes:
 
 @pytest.mark.parametrize("text", [False, True], ids=["typed", "as text"])
 @pytest.mark.parametrize("case", EACH)
-def test_a_value_arrives_as_the_server_prints_it(connection, columns, case, text):
+def test_value_is_printed_as_the_server_prints_it(connection, columns, case, text):
     kept = column_type(columns[case.name], text=text)
     source = f"SELECT {{}} FROM public.torture WHERE id < {len(case.literals)} ORDER BY id"
     quoted = f'"{case.name}"'
@@ -58,7 +58,7 @@ def test_a_value_arrives_as_the_server_prints_it(connection, columns, case, text
         assert kept.arrow == pa.string()
 
 
-def test_a_slice_reads_as_the_whole_does(connection, columns):
+def test_slice_of_a_column_is_read_like_the_column(connection, columns):
     texts = printed(connection, "SELECT * FROM public.torture ORDER BY id")
     for column, cells in zip(columns.values(), texts, strict=True):
         kept = pickle.loads(pickle.dumps(column_type(column, text=False)))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from penstock.sources.postgres.connect import connect, quote_literal
+from penstock.pgclient import connect, quote_literal
 from penstock.sources.postgres.types import to_text
 from tests.sources.postgres.types.server import column_of, copied, printed
 
@@ -27,7 +27,7 @@ TREATED = {
     "T04": "decided: to_text gives the server's own t and f",
     "T05": r"decided: to_text gives the server's own \x for no bytes",
     "T11": "as is, and without the option too: numeric of no declared precision is text",
-    "T12": "decided: the server's own digits, which tell the number from its neighbours",
+    "T12": "decided: the server's own digits, which identify the number",
     "T14": "as is",
     "T16": "as is",
     "T17": "decided: the server's own +00 for UTC",
@@ -38,7 +38,7 @@ TREATED = {
     "T22": "as is",
     "T24": "as is",
     "T27": "as is, and without the option too",
-    "T32": "decided: a domain is kept as what it is over",
+    "T32": "decided: a domain is stored as its base type",
     "T34": "decided: kept as text",
     "T35": "decided: kept as text",
     "T36": "as is: binary COPY escapes nothing",
@@ -71,7 +71,7 @@ def connection(postgres_server):
 
 
 def carried(connection, declared, inputs, *, text=False):
-    """What is printed of these values, after they came by either way."""
+    """Return the printed values, checked to be equal by COPY and from text."""
     kept = column_of(connection, declared, text=text)
     rows = ", ".join(
         f"({at}, {'NULL' if value is None else quote_literal(value)}::{declared})"
@@ -84,12 +84,12 @@ def carried(connection, declared, inputs, *, text=False):
     return kept, to_text(kept.label, by_copy).to_pylist()
 
 
-def test_every_case_is_treated():
+def test_every_vector_has_a_decision():
     assert set(CASES) == set(TREATED)
 
 
 @pytest.mark.parametrize("id", [id for id in CASES if CASES[id]["family"] == "pg_type"])
-def test_values_are_carried(connection, id):
+def test_value_is_read(connection, id):
     given, expect = CASES[id]["given"], CASES[id]["expect"]
     declared = given["pg_type"].removesuffix(" (as text)").replace("hstore", "public.hstore")
     inputs = [each and each.replace("{'1y','2d'}", "{1y,2d}") for each in given["inputs"]]
@@ -103,7 +103,7 @@ def test_values_are_carried(connection, id):
 
 
 @pytest.mark.parametrize("id", REJECTED)
-def test_what_others_reject_is_carried(connection, id):
+def test_value_that_others_reject_is_read(connection, id):
     assert CASES[id]["family"] == "pg_type_reject"
     for declared, value in REJECTED[id]:
         _, told = carried(connection, declared, [value, None])

@@ -1,9 +1,9 @@
-"""Every type, with the values that break the careless, to be carried through whole.
+"""Every type, with values that are hard to represent exactly.
 
-`SETUP` makes the types that a database lacks; each `Case` is a column: a name,
+`SETUP` creates missing types; each `Case` is a column: a name,
 its SQL type, and literals of SQL that make its values. `create_table` and
-`insert_rows` put them all into one table, one row for each value. Of an older
-server `known_to` gives those that it has.
+`insert_rows` put them all into one table, one row for each value. `known_to` selects the
+cases that an older server supports.
 """
 
 from collections.abc import Sequence

@@ -95,13 +95,13 @@ def print_arrays(values: pa.Array, printed: Callable[[pa.Array], pa.Array]) -> p
 
 
 def _shapes(
-    told: pa.Array, present: npt.NDArray[np.bool_], lists: npt.NDArray[np.int64]
+    printed: pa.Array, present: npt.NDArray[np.bool_], lists: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return dimensions and bounds of each array with a shape, and their index by row."""
-    which = np.full(len(told), -1, np.int64)
-    found: list[list[int]] = []
-    if told.null_count < len(told):
-        for row, shape in enumerate(told.to_pylist()):
+    which = np.full(len(printed), -1, np.int64)
+    shapes: list[list[int]] = []
+    if printed.null_count < len(printed):
+        for row, shape in enumerate(printed.to_pylist()):
             if shape is None or not present[row]:
                 continue
             limits = [int(limit) for limit in re.findall(r"-?\d+", shape.replace(":", " "))]
@@ -110,9 +110,9 @@ def _shapes(
                 raise InternalError(
                     f'an array of shape "{shape}" has {lists[row + 1] - lists[row]} elements'
                 )
-            which[row] = len(found)
-            found.append([len(limits) // 2, *limits, *[0] * (2 * _DEEPEST - len(limits))])
-    return np.array(found, np.int64).reshape(-1, 1 + 2 * _DEEPEST), which
+            which[row] = len(shapes)
+            shapes.append([len(limits) // 2, *limits, *[0] * (2 * _DEEPEST - len(limits))])
+    return np.array(shapes, np.int64).reshape(-1, 1 + 2 * _DEEPEST), which
 
 
 @compiled

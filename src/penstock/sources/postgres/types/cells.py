@@ -6,20 +6,15 @@ if it read every cell, else the first cell it rejects and the reason. A kernel r
 value that it cannot represent exactly. No kernel rounds or guesses.
 """
 
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
-import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-
-from penstock.errors import InternalError
+from penstock.data.text_kernels.byte_column import ByteColumn as Cells
+from penstock.data.text_kernels.byte_column import fixed_width_array as numbers
+from penstock.data.text_kernels.byte_column import text_array as strings
+from penstock.data.text_kernels.byte_column import validity_of as bits_of
 
 __all__ = ["READ", "Cells", "Refused", "Why", "accept", "bits_of", "numbers", "strings"]
-
-MOST_BYTES: Final = (1 << 31) - 1
-"""Maximum bytes in a text column: the range of its 32-bit offsets."""
 
 
 class Why(IntEnum):
@@ -54,50 +49,6 @@ class Refused(Exception):
         self.why = why
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
-    """Bytes of a column."""
-
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
-    """Row i is `data[offsets[i]:offsets[i + 1]]`."""
-
-    present: npt.NDArray[np.bool_]
-    """False where the row is null."""
-
-    bitmap: pa.Buffer | None
-    """`present` as an Arrow validity bitmap; None if no row is null."""
-
-    @classmethod
-    def of(cls, values: pa.Array) -> "Cells":
-        """Return the cells of a binary or string array, large or not."""
-        kind = values.type
-        large = pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)
-        if not (large or pa.types.is_binary(kind) or pa.types.is_string(kind)):
-            raise InternalError(f"a column of {kind} has no cells to read")
-        _, offsets, data = values.buffers()
-        present, bitmap = bits_of(values)
-        width = 8 if large else 4
-        if offsets is None or offsets.size == 0:
-            bounds = np.zeros(1, np.int64)
-        else:
-            raw = np.frombuffer(offsets, np.int64 if large else np.int32, len(values) + 1,
-                                values.offset * width)  # fmt: skip
-            bounds = raw.astype(np.int64)
-        held = np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES
-        held.flags.writeable = False  # One array type for all kernels, else each compiles twice.
-        return cls(held, bounds, present, bitmap)
-
-    def __len__(self) -> int:
-        return len(self.present)
-
-    def __getitem__(self, row: int) -> bytes:
-        return self.data[self.offsets[row] : self.offsets[row + 1]].tobytes()
-
-
-_NO_BYTES: Final = np.zeros(0, np.uint8)
-
-
 def accept(answer: tuple[int, int]) -> None:
     """Check the answer of a kernel.
 
@@ -107,36 +58,3 @@ def accept(answer: tuple[int, int]) -> None:
     row, why = answer
     if row >= 0:
         raise Refused(int(row), Why(why))
-
-
-def bits_of(values: pa.Array) -> tuple[npt.NDArray[np.bool_], pa.Buffer | None]:
-    """Return the non-null mask with a byte per row, and as a bitmap with offset 0."""
-    validity = values.buffers()[0]
-    if validity is None or not values.null_count:
-        return np.ones(len(values), np.bool_), None
-    packed = np.frombuffer(validity, np.uint8)
-    bits = np.unpackbits(packed, count=values.offset + len(values), bitorder="little")
-    present = bits[values.offset :].astype(np.bool_)
-    return present, pa.py_buffer(np.packbits(present, bitorder="little"))
-
-
-def numbers(kind: pa.DataType, found: npt.NDArray[Any], cells: Cells) -> pa.Array:
-    """Return a fixed-width column that is null where the cells are null."""
-    data = pa.py_buffer(np.ascontiguousarray(found))
-    return pa.Array.from_buffers(kind, len(cells), [cells.bitmap, data])
-
-
-def strings(
-    kind: pa.DataType,
-    data: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
-    bitmap: pa.Buffer | None,
-) -> pa.Array:
-    """Return a column of text or bytes."""
-    if offsets[-1] > MOST_BYTES:
-        raise InternalError(
-            f"{offsets[-1]} bytes are too many for one column of {kind}",
-            hint="Read fewer rows at once.",
-        )
-    buffers = [bitmap, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(data[: offsets[-1]])]
-    return pa.Array.from_buffers(kind, len(offsets) - 1, buffers)

@@ -43,14 +43,6 @@ from penstock.sources.postgres.types.decimals import (
     print_decimals,
     receive_decimals,
 )
-from penstock.sources.postgres.types.moments import (
-    parse_dates,
-    parse_timestamps,
-    print_dates,
-    print_timestamps,
-    receive_dates,
-    receive_timestamps,
-)
 from penstock.sources.postgres.types.numbers import (
     parse_bools,
     parse_floats,
@@ -71,6 +63,14 @@ from penstock.sources.postgres.types.strings import (
     receive_bytes,
     receive_uuids,
 )
+from penstock.sources.postgres.types.timestamps import (
+    parse_dates,
+    parse_timestamps,
+    print_dates,
+    print_timestamps,
+    receive_dates,
+    receive_timestamps,
+)
 
 __all__ = ["ColumnType", "column_type", "to_text"]
 
@@ -86,7 +86,7 @@ BOX: Final = 603
 FIRST_OF_USERS: Final = 16384
 """Least oid of a user-defined type."""
 
-Reading = Callable[[pa.Array, pa.DataType], pa.Array]
+Conversion = Callable[[pa.Array, pa.DataType], pa.Array]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +127,9 @@ class ColumnType:
             return self._read(_RECEIVERS[self.label], values)
         return self.from_text(values)
 
-    def _read(self, reading: Reading, values: pa.Array) -> pa.Array:
+    def _read(self, convert: Conversion, values: pa.Array) -> pa.Array:
         try:
-            return reading(values, self.arrow)
+            return convert(values, self.arrow)
         except Refused as refused:
             cell = values.cast(pa.large_binary())[refused.row].as_py()
             raise _error(self, refused.why, cell) from None
@@ -223,7 +223,7 @@ def _output(function: str) -> str:
     return f"pg_catalog.textin(pg_catalog.{function}({AS_IS}))"
 
 
-def _parser(label: str, arrow: pa.DataType) -> Reading:
+def _parser(label: str, arrow: pa.DataType) -> Conversion:
     if pa.types.is_string(arrow):
         return parse_strings
     if pa.types.is_struct(arrow):
@@ -232,40 +232,40 @@ def _parser(label: str, arrow: pa.DataType) -> Reading:
     return _PARSERS[label]
 
 
-def _error(kept: ColumnType, why: Why, cell: bytes) -> PenstockError:
-    shown = f"The bytes are {cell[:60]!r}{'…' if len(cell) > 60 else ''}."
-    as_text = f'Name "{kept.column}" among the columns to keep as text.'
-    told = f'column "{kept.column}" of type {kept.label}'
+def _error(kind: ColumnType, why: Why, cell: bytes) -> PenstockError:
+    sample = f"The bytes are {cell[:60]!r}{'…' if len(cell) > 60 else ''}."
+    as_text = f'List "{kind.column}" under "text" of its table, to store it as text.'
+    subject = f'column "{kind.column}" of type {kind.label}'
     match why:
         case Why.NOT_FINITE:
             return DefiniteError(
-                f"{told} holds NaN, which {_leaf(kept.arrow)} cannot",
+                f"{subject} holds NaN, which {_leaf(kind.arrow)} cannot",
                 detail="Postgres allows NaN in every numeric; a decimal has only numbers.",
                 hint=as_text,
             )
         case Why.BEYOND:
             return DefiniteError(
-                f"{told} holds a time after the year 294246",
+                f"{subject} holds a time after the year 294246",
                 detail="Microseconds since 1970 do not reach further in 64 bits.",
                 hint=as_text,
             )
         case Why.SCALE:
             return DefiniteError(
-                f"{told} holds a number that is not a {_leaf(kept.arrow)}",
-                detail=f"It has other digits than the column declares. {shown}",
+                f"{subject} holds a number that is not a {_leaf(kind.arrow)}",
+                detail=f"It has other digits than the column declares. {sample}",
                 hint=as_text,
             )
         case Why.ENCODING:
             return DefiniteError(
-                f"{told} holds text that is not UTF-8",
-                detail=f"A server whose own encoding is SQL_ASCII does not convert. {shown}",
+                f"{subject} holds text that is not UTF-8",
+                detail=f"A server whose own encoding is SQL_ASCII does not convert. {sample}",
                 hint="Correct the rows there, or exclude the column.",
             )
         case _:
             return InternalError(
-                f"{told} came in a form that the server does not print under our settings",
-                detail=shown,
-                hint="Look for a proxy between us and the server that resets settings.",
+                f"{subject} has a text that the server does not print under the pinned settings",
+                detail=sample,
+                hint="Check for a proxy in front of the server that resets session settings.",
             )
 
 
@@ -343,7 +343,7 @@ _OUTPUTS: Final = {
 _STRINGS_AS_IS: Final = frozenset({"text", "varchar", "bpchar", "name", "json"})
 """Types whose binary format is their text output. This is also true of enums."""
 
-_PARSERS: Final[dict[str, Reading]] = {
+_PARSERS: Final[dict[str, Conversion]] = {
     "bool": parse_bools,
     "bytea": parse_bytes,
     "int2": parse_integers,
@@ -360,7 +360,7 @@ _PARSERS: Final[dict[str, Reading]] = {
     "timestamptz": parse_timestamps,
 }
 
-_RECEIVERS: Final[dict[str, Reading]] = {
+_RECEIVERS: Final[dict[str, Conversion]] = {
     "bool": receive_bools,
     "bytea": receive_bytes,
     "int2": receive_integers,

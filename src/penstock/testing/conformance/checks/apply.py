@@ -15,21 +15,20 @@ WIDER = Layout(PLAIN.keys, {**PLAIN.fields, "extra": "string"})
 
 
 @check(
-    "apply-dry-run-touches-nothing",
-    rule="Apply with dry_run says what would be done, and does nothing",
+    rule="Apply with dry_run describes the actions and executes none",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
+def apply_dry_run_changes_nothing(peer: Peer) -> None:
     task = peer.task(apply=False)
-    would = task.apply(dry_run=True).action_description
-    again = task.apply(dry_run=True).action_description
-    done = task.apply().action_description
-    if would != done or would != again:
+    first = task.apply(dry_run=True).action_description
+    second = task.apply(dry_run=True).action_description
+    applied = task.apply().action_description
+    if first != applied or first != second:
         raise Failed(
-            "after a dry run there was something else to do than before it",
-            detail=f"The dry run said {would!r}, a second one {again!r}, and Apply {done!r}.",
+            "the descriptions of two dry runs and of Apply differ",
+            detail=f"The dry runs returned {first!r} and {second!r}, and Apply {applied!r}.",
         )
-    if not done and peer.config.pattern is Pattern.PUSH_ONLY:
+    if not applied and peer.config.pattern is Pattern.PUSH_ONLY:
         raise Skipped("the connector has nothing to do in Apply")
     shard = task.shard()
     shard.transact(document("a", "kept"))
@@ -39,11 +38,10 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "apply-twice-is-once",
-    rule="what is applied already is left as it is, and there is nothing to describe",
+    rule="a second Apply changes nothing, and its description is empty",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
+def apply_twice_changes_nothing(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "kept"))
@@ -55,39 +53,37 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "apply-delete-takes-away",
-    rule="after ApplyDelete there is nothing left: applied anew, the resource is empty, "
-    "and there is no checkpoint",
+    rule="ApplyDelete removes everything: after the next Apply, the resource is empty and "
+    "there is no checkpoint",
     source="protocol, Apply",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def apply_delete_removes_data_and_checkpoint(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
-    old = document("a", "to be gone")
+    old = document("a", "to be deleted")
     shard.transact(old)
     shard.cancel()
     task.delete()
     task.apply()
     shard = task.shard()
     shard.load(0, [old])
-    if found := shard.flush():
-        raise Failed(f"what was stored before ApplyDelete can be loaded after it: {found}")
+    if loaded := shard.flush():
+        raise Failed(f"documents from before ApplyDelete can be loaded after it: {loaded}")
 
 
 @check(
-    "apply-adds-a-field",
-    rule="a field that is selected later is taken, and older documents stay",
+    rule="a field can be selected later, and existing documents are preserved",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
+def apply_with_added_field_keeps_documents(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "older"))
     shard.cancel()
     task.change(Resource(WIDER))
     if "extra" not in task.spec.bindings[0].field_selection.values:
-        raise Skipped("the connector takes no field that was not there from the beginning")
+        raise Skipped("the connector does not accept fields that are added later")
     task.apply()
     shard = task.shard()
     shard.transact({**document("b", "newer"), "extra": "more"})
@@ -95,14 +91,13 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "apply-removes-a-field",
-    rule="a field may be selected no more, and older documents stay",
+    rule="a field can be deselected, and existing documents are preserved",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
+def apply_with_removed_field_keeps_documents(peer: Peer) -> None:
     task = peer.task(Resource(WIDER))
     if "extra" not in task.spec.bindings[0].field_selection.values:
-        raise Skipped("the connector has no field beside the key and the document")
+        raise Skipped("the connector has no fields except the key and the document")
     shard = task.shard()
     shard.transact({**document("a", "older"), "extra": "more"})
     shard.cancel()
@@ -111,37 +106,35 @@ def _(peer: Peer) -> None:
     shard = task.shard()
     shard.transact(document("b", "newer"))
     if not task.spec.bindings[0].field_selection.document:
-        raise Skipped("older documents cannot be compared: the connector keeps only fields")
+        raise Skipped("older documents cannot be compared: the connector stores only fields")
     shard.verify()
 
 
 @check(
-    "apply-takes-odd-field-names",
-    rule="a field may be called as people call things, or is forbidden in Validate",
+    rule="a field may have any name, unless Validate forbids the field",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
-    odd = ("select", "two words", "Ünïcode", "CamelCase", 'quo"ted', "semi;colon", "per%cent")
-    layout = Layout(PLAIN.keys, {**PLAIN.fields, **dict.fromkeys(odd, "string")})
+def apply_accepts_unusual_field_names(peer: Peer) -> None:
+    names = ("select", "two words", "Ünïcode", "CamelCase", 'quo"ted', "semi;colon", "per%cent")
+    layout = Layout(PLAIN.keys, {**PLAIN.fields, **dict.fromkeys(names, "string")})
     task = peer.task(Resource(layout))
     shard = task.shard()
-    shard.transact({**document("a", "first"), **{name: name for name in odd}})
-    shard.transact({**document("a", "second"), **{name: name * 2 for name in odd}})
+    shard.transact({**document("a", "first"), **{name: name for name in names}})
+    shard.transact({**document("a", "second"), **{name: name * 2 for name in names}})
     shard.verify()
 
 
 @check(
-    "apply-refuses-nothing-it-validated",
-    rule="what Validate has answered can be applied, in a materialization of any name",
+    rule="validated bindings can be applied, in a materialization of any name",
     source="protocol, Apply",
 )
-def _(peer: Peer) -> None:
-    name = peer.fresh()
-    asked = ValidateBinding(peer.resource_json(name), PLAIN.collection(name))
-    answer = peer.ask([asked])
+def apply_accepts_validated_bindings(peer: Peer) -> None:
+    name = peer.new_name()
+    requested = ValidateBinding(peer.resource_json(name), PLAIN.collection(name))
+    response = peer.validate([requested])
     task = peer.task(Resource(name=name), apply=False)
-    if task.spec.bindings[0].resource_path != answer.bindings[0].resource_path:
-        raise Failed("the path of a resource depends on which materialization it is of")
+    if task.spec.bindings[0].resource_path != response.bindings[0].resource_path:
+        raise Failed("the path of a resource depends on the name of its materialization")
     task.name = f"{task.name}/Ünïcode 'quoted\" %s"
     task.spec = dataclasses.replace(task.spec, materialization=task.name)
     task.apply()

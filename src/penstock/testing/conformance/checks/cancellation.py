@@ -9,13 +9,12 @@ __all__: list[str] = []
 
 
 @check(
-    "cancelled-stream-is-rolled-back",
-    rule="nothing of a transaction that broke off in Store is to be seen",
+    rule="a transaction that is cancelled during Store has no effect",
     source="protocol, Store",
     patterns=EXACTLY_ONCE,
-    otherwise="what is stored is written through",
+    otherwise="stores are written through",
 )
-def _(peer: Peer) -> None:
+def cancelled_store_is_rolled_back(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "committed"))
@@ -29,12 +28,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "cancelled-load-is-forgotten",
-    rule="a stream that broke off in Load leaves nothing behind",
+    rule="a stream that is cancelled during Load has no effect",
     source="protocol, Load",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def cancelled_load_has_no_effect(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "committed"))
@@ -50,11 +48,10 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "cancel-releases-at-once",
-    rule="a stream that breaks off lets go of what it holds, and the next one can commit",
+    rule="a cancelled stream releases its locks, and the next stream can commit",
     source="protocol, Open",
 )
-def _(peer: Peer) -> None:
+def cancelled_stream_releases_resources(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     for n in range(3):

@@ -8,12 +8,11 @@ __all__: list[str] = []
 
 
 @check(
-    "delta-binding-appends",
-    rule="a delta binding keeps every document it is sent, also those of one key",
+    rule="a delta binding stores every document, also with equal keys",
     source="protocol, Store",
     needs=(Need.READ, Need.DELTA),
 )
-def _(peer: Peer) -> None:
+def delta_binding_appends_every_document(peer: Peer) -> None:
     shard = delta_task(peer).shard()
     for n in range(3):
         shard.transact(document("same", f"of transaction {n}"), document(f"own {n}", "once"))
@@ -21,12 +20,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "delta-binding-is-emptied",
-    rule="a Store that `empties` a delta binding removes all that was there",
+    rule="a Store with `empties` removes all earlier documents of a delta binding",
     source="protocol, Store",
     needs=(Need.READ, Need.DELTA),
 )
-def _(peer: Peer) -> None:
+def delta_binding_with_empties_is_truncated(peer: Peer) -> None:
     task = delta_task(peer)
     task.must_accept_empty()
     shard = task.shard()
@@ -39,12 +37,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "delta-binding-flushes",
-    rule="a transaction of delta bindings alone is flushed and committed as any other",
+    rule="a transaction with only delta bindings is flushed and committed",
     source="protocol, Flush",
     needs=(Need.READ, Need.DELTA),
 )
-def _(peer: Peer) -> None:
+def delta_binding_transaction_is_committed(peer: Peer) -> None:
     shard = delta_task(peer).shard()
     shard.transact()
     shard.transact(document("a", "stored"))

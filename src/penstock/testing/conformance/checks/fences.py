@@ -16,7 +16,7 @@ from penstock.testing.conformance.task import Task
 __all__ = ["cannot_commit"]
 
 _REMOTE = frozenset({Pattern.REMOTE_AUTHORITATIVE})
-_LOG = "the checkpoint is the recovery log's"
+_LOG = "the recovery log stores the checkpoint"
 
 
 def cannot_commit(shard: Shard, word: str) -> None:
@@ -33,18 +33,17 @@ def cannot_commit(shard: Shard, word: str) -> None:
         shard.exchange.send(Acknowledge())
         shard.acknowledged()
     except ConnectorError:
-        shard.log.in_doubt = None
+        shard.log.indeterminate = None
         shard.peer.connectors.serves()
         return
-    raise Failed("a shard that another has taken over came to Acknowledged")
+    raise Failed("a shard that another has taken over reached Acknowledged")
 
 
 @check(
-    "second-open-ends-the-first",
-    rule="a shard that opens ends the older one that has its keys, before it answers Opened",
+    rule="before Opened, a shard fences the older shard of the same keys",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def second_open_fences_first_shard(peer: Peer) -> None:
     task = peer.task()
     first = task.shard()
     first.transact(document("a", "committed"))
@@ -55,18 +54,16 @@ def _(peer: Peer) -> None:
         second.verify(rows=True)
         second.absent(0, document("z", ""))
     except Skipped as skipped:
-        peer.note(f"what came of it at the endpoint was not looked at: {skipped}")
+        peer.note(f"the result at the endpoint was not inspected: {skipped}")
 
 
 @check(
-    "second-open-ends-a-store",
-    rule="a shard that opens does not wait for an older one that is in the midst of Store, "
-    "and nothing of that is to be seen",
+    rule="a shard opens without waiting for an older shard in Store, whose stores have no effect",
     source="protocol, Fencing",
     patterns=frozenset(Pattern) - {Pattern.PUSH_ONLY},
-    otherwise="what is pushed cannot be taken back",
+    otherwise="pushed documents cannot be rolled back",
 )
-def _(peer: Peer) -> None:
+def second_open_fences_shard_in_store(peer: Peer) -> None:
     task = peer.task()
     first = task.shard()
     first.transact(document("a", "committed"))
@@ -81,11 +78,10 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "fence-overlap",
-    rule="a range that overlaps in part is enough to end the older shard",
+    rule="a partial overlap of the key ranges fences the older shard",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def open_of_overlapping_range_fences_shard(peer: Peer) -> None:
     task = peer.task()
     older = task.part(KeyRange(0, 0xBFFFFFFF))
     older.transact(document("a", "committed"))
@@ -101,13 +97,12 @@ def _open_as_new(peer: Peer, task: Task, key_range: KeyRange) -> Opened:
 
 
 @check(
-    "fence-disjoint-ranges",
-    rule="shards that have no key in common do not end each other",
+    rule="shards with disjoint key ranges do not fence each other",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def open_of_disjoint_range_fences_nothing(peer: Peer) -> None:
     task = peer.task()
-    left, right = (task.part(each) for each in WHOLE.split())
+    left, right = (task.part(half) for half in WHOLE.split())
     for n in range(2):
         left.transact(document("left", f"of {n}"))
         right.transact(document("right", f"of {n}"))
@@ -116,11 +111,10 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "fence-other-materialization-untouched",
-    rule="materializations do not end each other's shards",
+    rule="materializations do not fence the shards of each other",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def open_of_other_materialization_fences_nothing(peer: Peer) -> None:
     first, second = peer.task(), peer.task()
     one = first.shard()
     one.transact(document("a", "of the first"))
@@ -132,11 +126,10 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "fence-split",
-    rule="shards that split another go on from its checkpoint, and it cannot commit again",
+    rule="shards that split another resume from its checkpoint, and the parent cannot commit again",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def split_shards_resume_from_parent_checkpoint(peer: Peer) -> None:
     task = peer.task()
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
@@ -145,58 +138,54 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "fence-split-twice",
-    rule="shards that split what was split before go on from the checkpoint of the narrowest "
-    "that has their keys",
+    rule="shards of a second split resume from the checkpoint of the narrowest shard that has "
+    "their keys",
     source="protocol, Fencing",
 )
-def _(peer: Peer) -> None:
+def shards_split_twice_resume_from_narrowest_checkpoint(peer: Peer) -> None:
     _split_twice(peer.task())[0].verify()
 
 
 @check(
-    "fence-join",
-    rule="a shard that joins others, all or some of them, does not go back to a checkpoint older "
-    "than theirs",
+    rule="a shard that joins some or all others resumes from no checkpoint older than theirs",
     source="protocol, Fencing",
     patterns=_REMOTE,
     otherwise=_LOG,
 )
-def _(peer: Peer) -> None:
+def joined_shard_resumes_from_last_checkpoint(peer: Peer) -> None:
     task = peer.task()
     parent = task.shard()
     parent.transact(document("a", "of the parent"))
-    _join(peer, task, [task.part(each) for each in WHOLE.split()])
+    _join(peer, task, [task.part(half) for half in WHOLE.split()])
     # The fence of the whole range still exists when four shards become two.
     task = peer.task()
     task.shard().transact(document("a", "of the parent"))
-    quarters = [each for half in WHOLE.split() for each in half.split()]
-    _join(peer, task, [task.part(each) for each in quarters], WHOLE.split())
+    quarters = [quarter for half in WHOLE.split() for quarter in half.split()]
+    _join(peer, task, [task.part(quarter) for quarter in quarters], WHOLE.split())
 
 
 @check(
-    "fence-join-of-four",
-    rule="a shard that joins what was split twice goes back to no checkpoint of either time, "
-    "and then commits its own",
+    rule="a shard that joins the shards of two splits resumes from no earlier checkpoint, and "
+    "commits its own",
     source="protocol, Fencing",
     patterns=_REMOTE,
     otherwise=_LOG,
 )
-def _(peer: Peer) -> None:
+def shard_joined_from_four_resumes_from_last_checkpoint(peer: Peer) -> None:
     task = peer.task()
     _join(peer, task, _split_twice(task))
 
 
 def _split(task: Task, parents: Sequence[Shard]) -> list[Shard]:
     """Split each shard in two, which commit; compare the opened checkpoint with the parent's."""
-    found = []
+    shards = []
     for parent in parents:
-        children = [task.part(each) for each in parent.key_range.split()]
+        children = [task.part(half) for half in parent.key_range.split()]
         cannot_commit(parent, "of the parent, late")
         for child in children:
             child.transact(document(f"of {child.key_range}", "stored"))
-        found += children
-    return found
+        shards += children
+    return shards
 
 
 def _split_twice(task: Task) -> list[Shard]:
@@ -209,7 +198,7 @@ def _join(
     peer: Peer, task: Task, parts: Sequence[Shard], ranges: Sequence[KeyRange] = (WHOLE,)
 ) -> None:
     """Join shards that have reached a common checkpoint, and check the opened checkpoint."""
-    old = sorted({each.stored.hex() for each in task.logs.values()})
+    earlier = sorted({log.stored.hex() for log in task.logs.values()})
     common = task.next_checkpoint()
     for part in parts:
         part.flush()
@@ -220,17 +209,17 @@ def _join(
         part.cancel()
     known = task.log(parts[0].key_range)
     task.logs = {}
-    for each in ranges:
-        first, said = (_open_as_new(peer, task, each).checkpoint for _ in range(2))
-        if {first, said} - {b"", common}:
+    for key_range in ranges:
+        first, second = (_open_as_new(peer, task, key_range).checkpoint for _ in range(2))
+        if {first, second} - {b"", common}:
             raise Failed(
-                f"Opened has checkpoint {first.hex()}, the second time {said.hex()}, "
+                f"Opened has checkpoint {first.hex()}, the second time {second.hex()}, "
                 f"and must have {common.hex()} or none",
-                detail=f"Those of before were {', '.join(old)}.",
+                detail=f"Earlier checkpoints were {', '.join(earlier)}.",
             )
-        task.logs[each] = dataclasses.replace(known, checkpoint=said, stored=said)
-    for each in ranges:
-        joined = task.part(each)
-        joined.transact(document(f"joined {each}", "stored"))
+        task.logs[key_range] = dataclasses.replace(known, checkpoint=second, stored=second)
+    for key_range in ranges:
+        joined = task.part(key_range)
+        joined.transact(document(f"joined {key_range}", "stored"))
         joined.cancel()
     task.part(ranges[0]).verify()

@@ -12,12 +12,11 @@ __all__: list[str] = []
 
 
 @check(
-    "load-returns-what-was-stored",
-    rule="a loaded document is the one that was stored, as JSON",
+    rule="Load returns the stored document as JSON",
     source="protocol, Load",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def load_returns_stored_document(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     nested = {"deep": [1, 2.5, {"er": None}], "empty": {}, "list": [], "yes": True}
@@ -26,54 +25,51 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "load-missing-key-omitted",
-    rule="for a key that is not there no document comes",
+    rule="Load returns no document for a missing key",
     source="protocol, Load",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def load_of_missing_key_returns_nothing(peer: Peer) -> None:
     task = peer.task()
-    there, missing = document("there", "stored"), document("missing", "")
+    stored, missing = document("stored", "stored"), document("missing", "")
     shard = task.shard()
     shard.load(0, [missing])
-    _only(peer, shard.flush().get(0, {}), set())
-    shard.store(0, [there])
+    _check_keys(peer, shard.flush().get(0, {}), set())
+    shard.store(0, [stored])
     shard.commit()
-    shard.load(0, [missing, there, document("missing, too", "")])
-    _only(peer, shard.flush().get(0, {}), {PLAIN.key(there)})
+    shard.load(0, [missing, stored, document("missing, too", "")])
+    _check_keys(peer, shard.flush().get(0, {}), {PLAIN.key(stored)})
 
 
-def _only(peer: Peer, found: object, expected: set[str]) -> None:
-    if not isinstance(found, dict) or found.keys() != expected:
-        raise Failed(f"{peer.shown(found)} came, and only {sorted(expected)} is there")
+def _check_keys(peer: Peer, loaded: object, expected: set[str]) -> None:
+    if not isinstance(loaded, dict) or loaded.keys() != expected:
+        raise Failed(f"received {peer.render(loaded)}, and only {sorted(expected)} exists")
 
 
 @check(
-    "flushed-after-last-loaded",
-    rule="every document has come before Flushed does",
+    rule="every Loaded precedes Flushed",
     source="protocol, Flush",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def flushed_follows_last_loaded(peer: Peer) -> None:
     docs = [document(f"k{n:04}", "stored", n) for n in range(600)]
     shard = peer.task().shard()
     shard.transact(*docs)
-    for at in range(0, len(docs), 7):
-        shard.load(0, docs[at : at + 7])
-    found = shard.flush().get(0, {})
-    if len(found) != len(docs):
-        raise Failed(f"Flushed came when {len(found)} of {len(docs)} documents were there")
+    for start in range(0, len(docs), 7):
+        shard.load(0, docs[start : start + 7])
+    loaded = shard.flush().get(0, {})
+    if len(loaded) != len(docs):
+        raise Failed(f"received Flushed after {len(loaded)} of {len(docs)} documents")
     # A late document would arrive before the response to StartCommit.
     shard.commit()
 
 
 @check(
-    "pipelined-loads-see-the-commit",
-    rule="Loads that are sent while a commit is under way see what it committed",
+    rule="Loads that are sent during a commit see the committed documents",
     source="protocol, Acknowledge",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def pipelined_load_returns_committed_document(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "older"), document("b", "older"))
@@ -87,14 +83,13 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "load-sees-only-what-is-committed",
-    rule="what a transaction has stored is not loaded by another before it commits",
+    rule="a transaction does not load uncommitted documents of another one",
     source="protocol, Load",
     needs=(Need.LOADS,),
     patterns=EXACTLY_ONCE,
-    otherwise="what is stored is written through",
+    otherwise="stores are written through",
 )
-def _(peer: Peer) -> None:
+def load_omits_uncommitted_documents(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "committed"))
@@ -105,21 +100,20 @@ def _(peer: Peer) -> None:
     writer.store(0, [document("a", "not committed"), document("b", "not committed")])
     peer.pause()
     reader.load(0, [document("a", ""), document("b", "")])
-    found = reader.flush().get(0, {})
-    if PLAIN.key(document("b", "")) in found:
-        raise Failed("a document was loaded that no transaction has committed")
-    reader.compare(0, found)
+    loaded = reader.flush().get(0, {})
+    if PLAIN.key(document("b", "")) in loaded:
+        raise Failed("Load returned a document that no transaction has committed")
+    reader.compare(0, loaded)
     writer.commit()
     reader.commit()
     reader.verify()
 
 
 @check(
-    "several-bindings",
-    rule="each binding has its own documents, though keys are the same",
+    rule="bindings have separate documents, even with equal keys",
     source="protocol, Load",
 )
-def _(peer: Peer) -> None:
+def bindings_have_separate_documents(peer: Peer) -> None:
     task = peer.task(*[Resource()] * 3)
     shard = task.shard()
     for n in range(2):
@@ -133,19 +127,18 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "several-key-fields",
-    rule="a key may have several fields, of every type that a key can have",
+    rule="a key may have several fields, of every key type",
     source="protocol, Load",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def key_of_several_fields_is_accepted(peer: Peer) -> None:
     layout = Layout(
         ("word", "n", "yes"),
         {"word": "string", "n": "integer", "yes": "boolean", "value": "string"},
     )
     task = peer.task(Resource(layout))
     if task.spec.bindings[0].field_selection.keys != layout.keys:
-        raise Skipped("the connector takes no key of several fields")
+        raise Skipped("the connector does not accept a key of several fields")
     docs = [
         {"word": word, "n": n, "yes": yes, "value": f"{word}{n}{yes}"}
         for word in ("a", "ab", "b")

@@ -46,7 +46,7 @@ class Phase(enum.IntEnum):
     STORING = 3
 
 
-Sent = Callable[[Exchange, Task], None]
+Send = Callable[[Exchange, Task], None]
 
 
 def _to(phase: Phase, exchange: Exchange, task: Task) -> None:
@@ -66,8 +66,8 @@ def _open(task: Task) -> Open:
     return Open(task.spec, task.version, WHOLE, state)
 
 
-def _refused(peer: Peer, phase: Phase, of: str, sent: Sent) -> None:
-    """Send it in this phase, and check that an error is its only effect."""
+def _check_rejected(peer: Peer, phase: Phase, subject: str, send: Send) -> None:
+    """Send a message in this phase, and check that an error is its only effect."""
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "committed"))
@@ -75,33 +75,35 @@ def _refused(peer: Peer, phase: Phase, of: str, sent: Sent) -> None:
     exchange = peer.exchange(checked=False)
     _to(phase, exchange, task)
     with contextlib.suppress(ConnectorError):  # The stream may end before all of it is sent.
-        sent(exchange, task)
-    exchange.refusal(of)
+        send(exchange, task)
+    exchange.expect_rejection(subject)
     peer.connectors.serves()
     shard = task.shard()
     try:
         shard.verify()
-        if of not in _AFTER_A_STORE or peer.exact:
+        if subject not in _AFTER_A_STORE or peer.exact:
             shard.absent(0, LATE)
     except Skipped as skipped:
-        peer.note(f"what came of it at the endpoint was not looked at: {skipped}")
+        peer.note(f"the result at the endpoint was not inspected: {skipped}")
 
 
-_END_AFTER_STORE: Final = "the end after a Store"
+_END_AFTER_STORE: Final = "the end of the stream after a Store"
 _WITHOUT_CHECKPOINT: Final = "StartCommit without a runtime_checkpoint"
 _AFTER_A_STORE: Final = (_END_AFTER_STORE, _WITHOUT_CHECKPOINT)
 """Messages after a valid Store, which a non-transactional endpoint may have written already."""
 
 
-def _listed(name: str, phase: Phase, of: str, sent: Sent, needs: tuple[Need, ...] = ()) -> None:
+def _add_check(
+    name: str, phase: Phase, subject: str, send: Send, needs: tuple[Need, ...] = ()
+) -> None:
     @check(
-        f"malformed-{name}",
-        rule=f"{of} ends the stream with an error, and changes nothing",
+        rule=f"{subject} ends the stream with an error, and changes nothing",
         source=f"protocol, {_section(name)}",
         needs=needs,
+        name=f"{name}-is-rejected",
     )
     def _(peer: Peer) -> None:
-        _refused(peer, phase, of, sent)
+        _check_rejected(peer, phase, subject, send)
 
 
 def _section(name: str) -> str:
@@ -114,11 +116,11 @@ def _section(name: str) -> str:
         "start": "StartCommit",
         "acknowledge": "Acknowledge",
     }
-    return next((words[each] for each in name.split("-") if each in words), "Messages")
+    return next((words[part] for part in name.split("-") if part in words), "Messages")
 
 
-def _bytes(data: bytes, shown: str) -> Sent:
-    return lambda exchange, _task: exchange.send_bytes(data, shown)
+def _bytes(data: bytes, description: str) -> Send:
+    return lambda exchange, _task: exchange.send_bytes(data, description)
 
 
 def _store(task: Task, binding: int = 0) -> Store:
@@ -135,7 +137,9 @@ def _store(task: Task, binding: int = 0) -> Store:
 def _stores_with(exchange: Exchange, task: Task, kind: str) -> None:
     """Send a Store with one error."""
     good = _store(task)
-    parts = [each.to_pylist()[0] for each in (good.packed_keys, good.packed_values, good.docs_json)]
+    parts = [
+        column.to_pylist()[0] for column in (good.packed_keys, good.packed_values, good.docs_json)
+    ]
     arena = b"".join(parts)
     ends = [len(parts[0]), len(parts[0]) + len(parts[1]), len(arena)]
     key, value, doc = (0, ends[0]), (ends[0], ends[1]), (ends[1], ends[2])
@@ -150,7 +154,7 @@ def _stores_with(exchange: Exchange, task: Task, kind: str) -> None:
     exchange.send_bytes(encode_request(StartCommit(task.next_checkpoint())), "StartCommit")
 
 
-def _stores(kind: str) -> Sent:
+def _stores(kind: str) -> Send:
     return lambda exchange, task: _stores_with(exchange, task, kind)
 
 
@@ -168,7 +172,7 @@ def _stores_early(exchange: Exchange, task: Task) -> None:
     exchange.send(StartCommit(task.next_checkpoint()))
 
 
-def _stores_elsewhere(exchange: Exchange, task: Task) -> None:
+def _stores_to_missing_binding(exchange: Exchange, task: Task) -> None:
     exchange.send(_store(task, binding=9))
     exchange.send(StartCommit(task.next_checkpoint()))
 
@@ -177,7 +181,7 @@ def _loads(exchange: Exchange, _task: Task) -> None:
     exchange.send(Load(0, PLAIN.packed_keys([LATE])))
 
 
-def _loads_elsewhere(exchange: Exchange, _task: Task) -> None:
+def _loads_missing_binding(exchange: Exchange, _task: Task) -> None:
     exchange.send(Load(9, PLAIN.packed_keys([LATE])))
     exchange.send(Flush())
 
@@ -207,7 +211,7 @@ def _opens_backwards(exchange: Exchange, task: Task) -> None:
 
 
 def _loads_outside(exchange: Exchange, _task: Task) -> None:
-    exchange.send_bytes(raw.load(0, b"\x02key\x00", [(0, 50)]), "Load of a slice past the arena")
+    exchange.send_bytes(raw.load(0, b"\x02key\x00", [(0, 50)]), "Load of a slice beyond the arena")
     exchange.send(Flush())
 
 
@@ -217,83 +221,101 @@ def _loads_backwards(exchange: Exchange, _task: Task) -> None:
 
 
 def _loads_nothing(exchange: Exchange, _task: Task) -> None:
-    exchange.send_bytes(raw.load(0, b"", []), "Load of no key")
+    exchange.send_bytes(raw.load(0, b"", []), "Load without keys")
     exchange.send(Flush())
 
 
 _BOTH = raw.message(raw.FLUSH) + raw.message(raw.ACKNOWLEDGE)
 
-_listed("empty-request", Phase.LOADING, "a request that says nothing", _bytes(b"", "nothing"))
-_listed("garbage", Phase.LOADING, "what is no message", _bytes(b"\xff\xff\xff", "three bytes"))
-_listed("two-fields", Phase.LOADING, "a request that is two", _bytes(_BOTH, "Flush, Acknowledge"))
-_listed(
-    "first-is-not-open",
+_add_check("empty-request", Phase.LOADING, "an empty request", _bytes(b"", "nothing"))
+_add_check(
+    "garbage",
+    Phase.LOADING,
+    "a request that is not a message",
+    _bytes(b"\xff\xff\xff", "three bytes"),
+)
+_add_check(
+    "request-with-two-fields",
+    Phase.LOADING,
+    "a request with two fields",
+    _bytes(_BOTH, "Flush, Acknowledge"),
+)
+_add_check(
+    "first-message-other-than-open",
     Phase.NEW,
     "a stream that does not begin with Open",
     lambda exchange, _task: exchange.send(Acknowledge()),
 )
-_listed("open-without-version", Phase.NEW, "Open without a version", _opens_without_version)
-_listed("open-backwards", Phase.NEW, "Open of a range that ends before it begins", _opens_backwards)
-_listed("second-open", Phase.LOADING, "a second Open", _opens_again)
-_listed(
+_add_check("open-without-version", Phase.NEW, "Open without a version", _opens_without_version)
+_add_check("open-with-reversed-range", Phase.NEW, "Open with a reversed range", _opens_backwards)
+_add_check("second-open", Phase.LOADING, "a second Open", _opens_again)
+_add_check(
     "flush-before-acknowledge",
     Phase.OPENED,
     "Flush without an Acknowledge",
     lambda exchange, _task: exchange.send(Flush()),
 )
-_listed(
-    "acknowledge-twice",
+_add_check(
+    "second-acknowledge",
     Phase.LOADING,
     "a second Acknowledge",
     lambda exchange, _task: exchange.send(Acknowledge()),
 )
-_listed("store-before-flush", Phase.LOADING, "Store before Flush", _stores_early)
-_listed("start-commit-before-flush", Phase.LOADING, "StartCommit before Flush", _commits_early)
-_listed(
+_add_check("store-before-flush", Phase.LOADING, "Store before Flush", _stores_early)
+_add_check("start-commit-before-flush", Phase.LOADING, "StartCommit before Flush", _commits_early)
+_add_check(
     "start-commit-without-checkpoint",
     Phase.STORING,
     _WITHOUT_CHECKPOINT,
     _commits_without_checkpoint,
 )
-_listed("load-after-flush", Phase.STORING, "Load after Flush", _loads, (Need.LOADS,))
-_listed("load-without-keys", Phase.LOADING, "Load of no key", _loads_nothing, (Need.LOADS,))
-_listed(
+_add_check("load-after-flush", Phase.STORING, "Load after Flush", _loads, (Need.LOADS,))
+_add_check("load-without-keys", Phase.LOADING, "Load without keys", _loads_nothing, (Need.LOADS,))
+_add_check(
     "load-outside-arena",
     Phase.LOADING,
-    "a slice that goes past its arena",
+    "a Load slice beyond its arena",
     _loads_outside,
     (Need.LOADS,),
 )
-_listed(
-    "load-slice-backwards",
+_add_check(
+    "load-with-reversed-slice",
     Phase.LOADING,
-    "a slice that ends before it begins",
+    "a Load slice with a reversed range",
     _loads_backwards,
     (Need.LOADS,),
 )
-_listed(
-    "load-unknown-binding",
+_add_check(
+    "load-of-missing-binding",
     Phase.LOADING,
-    "Load of a binding that there is not",
-    _loads_elsewhere,
+    "Load of a missing binding",
+    _loads_missing_binding,
     (Need.LOADS,),
 )
-_listed("store-unequal-lists", Phase.STORING, "Store with one key and two docs", _stores("lists"))
-_listed("store-without-exists", Phase.STORING, "Store without exists", _stores("exists"))
-_listed("store-nothing", Phase.STORING, "Store of no document", _stores("nothing"))
-_listed("store-outside-arena", Phase.STORING, "a document past its arena", _stores("arena"))
-_listed(
-    "store-unequal-deletes",
+_add_check(
+    "store-with-unequal-lists", Phase.STORING, "Store with one key and two docs", _stores("lists")
+)
+_add_check("store-without-exists", Phase.STORING, "Store without exists", _stores("exists"))
+_add_check("store-without-documents", Phase.STORING, "Store without documents", _stores("nothing"))
+_add_check("store-outside-arena", Phase.STORING, "a Store slice beyond its arena", _stores("arena"))
+_add_check(
+    "store-with-unequal-deletes",
     Phase.STORING,
     "Store with one key and two deletes",
     _stores("deletes"),
     (Need.DELETES,),
 )
-_listed(
-    "store-unknown-binding",
+_add_check(
+    "store-to-missing-binding",
     Phase.STORING,
-    "Store of a binding that there is not",
-    _stores_elsewhere,
+    "Store to a missing binding",
+    _stores_to_missing_binding,
 )
-_listed("end-after-load", Phase.LOADING, "the end after a Load", _loads_and_ends, (Need.LOADS,))
-_listed("end-after-store", Phase.STORING, _END_AFTER_STORE, _stores_and_ends)
+_add_check(
+    "end-after-load",
+    Phase.LOADING,
+    "the end of the stream after a Load",
+    _loads_and_ends,
+    (Need.LOADS,),
+)
+_add_check("end-after-store", Phase.STORING, _END_AFTER_STORE, _stores_and_ends)

@@ -16,11 +16,10 @@ __all__: list[str] = []
 
 
 @check(
-    "open-answers-opened",
-    rule="Opened is the answer to Open, and the first thing that is said",
+    rule="Opened is the response to Open, and the first response of a stream",
     source="protocol, Open",
 )
-def _(peer: Peer) -> None:
+def open_returns_opened_first(peer: Peer) -> None:
     task = peer.task()
     exchange = peer.exchange()
     exchange.send(Open(task.spec, task.version, WHOLE))
@@ -28,24 +27,22 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "opened-comes-once",
-    rule="there is one Opened in a stream, however long it is",
+    rule="a stream has exactly one Opened",
     source="protocol, Open",
 )
-def _(peer: Peer) -> None:
+def stream_has_one_opened(peer: Peer) -> None:
     shard = peer.task().shard()
     for n in range(3):
         shard.transact(document("a", f"of transaction {n}"))
     shard.exchange.end()
-    shard.exchange.ended()
+    shard.exchange.expect_end()
 
 
 @check(
-    "first-acknowledge",
-    rule="Acknowledged comes at the beginning of every transaction, of the first one, too",
+    rule="every transaction begins with Acknowledged, including the first",
     source="protocol, Acknowledge",
 )
-def _(peer: Peer) -> None:
+def first_transaction_is_acknowledged(peer: Peer) -> None:
     task = peer.task()
     exchange = peer.exchange()
     exchange.send(Open(task.spec, task.version, WHOLE))
@@ -55,23 +52,22 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "end-of-stream-when-idle",
-    rule="a runtime that ends the stream between transactions is answered by its end, not an error",
+    rule="if the runtime ends the stream between transactions, the connector ends it without "
+    "an error",
     source="protocol, Acknowledge",
 )
-def _(peer: Peer) -> None:
+def end_of_idle_stream_is_no_error(peer: Peer) -> None:
     shard = peer.task().shard()
     shard.transact(document("a", "stored"))
     shard.exchange.end()
-    shard.exchange.ended()
+    shard.exchange.expect_end()
 
 
 @check(
-    "empty-transaction",
-    rule="a transaction may load nothing and store nothing, and still commits its checkpoint",
+    rule="a transaction without loads and stores commits its checkpoint",
     source="protocol, StartCommit",
 )
-def _(peer: Peer) -> None:
+def empty_transaction_commits_checkpoint(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     for _ in range(3):
@@ -82,23 +78,21 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "flush-is-answered-without-loads",
-    rule="Flush is answered by Flushed, though there was no Load",
+    rule="the response to Flush is Flushed, also without a Load",
     source="protocol, Flush",
 )
-def _(peer: Peer) -> None:
+def flush_without_loads_returns_flushed(peer: Peer) -> None:
     shard = peer.task().shard()
     shard.exchange.send(Flush())
-    if found := shard.flushed():
-        raise Failed(f"documents came that nobody asked for: {found}")
+    if loaded := shard.flushed():
+        raise Failed(f"received documents that no Load requested: {loaded}")
 
 
 @check(
-    "several-transactions",
-    rule="a stream goes through any number of transactions, and each sees the ones before it",
+    rule="a stream has any number of transactions, and each transaction sees the earlier ones",
     source="protocol, StartCommit",
 )
-def _(peer: Peer) -> None:
+def transactions_see_earlier_transactions(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     for n in range(5):
@@ -110,60 +104,59 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "legal-orders",
-    rule="Loads and Stores come in any number of messages, of any bindings, also while the last "
-    "commit is under way",
+    rule="Loads and Stores may use any number of messages and any order of bindings, also "
+    "during the previous commit",
     source="protocol, Acknowledge",
 )
-def _(peer: Peer) -> None:
+def valid_message_orders_are_accepted(peer: Peer) -> None:
     task = peer.task(Resource(), Resource())
     shard = task.shard()
-    dice = random.Random(1)
+    rng = random.Random(1)
     names = [f"k{n}" for n in range(9)]
     for n in range(12):
-        pipelined = n > 0 and dice.random() < 0.5
+        pipelined = n > 0 and rng.random() < 0.5
         if n and not pipelined:
             shard.acknowledged()
-        asked = _asked(shard, dice, names)
+        requested = _load_some(shard, rng, names)
         if pipelined:
             shard.acknowledged()
-        found = shard.flush()
-        for binding, keys in asked.items():
+        loaded = shard.flush()
+        for binding, keys in requested.items():
             held = task.held(binding)
             expected = {key: held[key] for key in keys if held.get(key) is not None}
-            if found.get(binding, {}) != expected:
+            if loaded.get(binding, {}) != expected:
                 raise Failed(
-                    f"binding {binding} is {peer.shown(found.get(binding))}, "
-                    f"and must be {peer.shown(expected)}"
+                    f"binding {binding} is {peer.render(loaded.get(binding))}, "
+                    f"and must be {peer.render(expected)}"
                 )
-        for name in dice.sample(names, dice.randrange(4)):
-            shard.store(dice.randrange(2), [document(name, f"of {n}", n)])
+        for name in rng.sample(names, rng.randrange(4)):
+            shard.store(rng.randrange(2), [document(name, f"of {n}", n)])
         shard.start_commit()
         shard.exchange.send(Acknowledge())
     shard.acknowledged()
     shard.verify()
 
 
-def _asked(shard: Shard, dice: random.Random, names: Sequence[str]) -> Mapping[int, Sequence[str]]:
+def _load_some(
+    shard: Shard, rng: random.Random, names: Sequence[str]
+) -> Mapping[int, Sequence[str]]:
     """Load some keys, each in its own message."""
-    asked: dict[int, list[str]] = {0: [], 1: []}
+    requested: dict[int, list[str]] = {0: [], 1: []}
     if not shard.task.delta(0):
-        for name in dice.sample(names, dice.randrange(5)):
-            binding, doc = dice.randrange(2), document(name, "")
+        for name in rng.sample(names, rng.randrange(5)):
+            binding, doc = rng.randrange(2), document(name, "")
             shard.load(binding, [doc])
-            asked[binding].append(PLAIN.key(doc))
-    return asked
+            requested[binding].append(PLAIN.key(doc))
+    return requested
 
 
 @check(
-    "open-returns-the-last-checkpoint",
-    rule="an endpoint that is authoritative returns in Opened what StartCommit committed, "
-    "byte for byte",
+    rule="an authoritative endpoint returns in Opened the exact checkpoint of the last StartCommit",
     source="protocol, Open",
     patterns=frozenset({Pattern.REMOTE_AUTHORITATIVE}),
-    otherwise="the checkpoint is the recovery log's",
+    otherwise="the recovery log stores the checkpoint",
 )
-def _(peer: Peer) -> None:
+def open_returns_last_checkpoint(peer: Peer) -> None:
     task = peer.task()
     for n in range(3):
         shard = task.shard()
@@ -173,12 +166,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "no-loaded-before-acknowledged",
-    rule="Loads that are sent before Acknowledged are answered after it",
+    rule="responses to Loads that precede Acknowledged follow Acknowledged",
     source="protocol, Acknowledge",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def loaded_follows_acknowledged(peer: Peer) -> None:
     task = peer.task()
     docs = [document(f"k{n}", "stored") for n in range(20)]
     shard = task.shard()
@@ -191,6 +183,6 @@ def _(peer: Peer) -> None:
         shard.load(0, [doc])
     # The stream is checked against the table of message order, which rejects early responses.
     shard.acknowledged()
-    found = shard.flush().get(0, {})
-    if len(found) != len(docs):
-        raise Failed(f"{len(found)} of {len(docs)} documents came")
+    loaded = shard.flush().get(0, {})
+    if len(loaded) != len(docs):
+        raise Failed(f"received {len(loaded)} of {len(docs)} documents")

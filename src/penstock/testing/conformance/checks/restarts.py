@@ -84,26 +84,26 @@ def _task(peer: Peer) -> Task:
     if peer.config.pattern is Pattern.PUSH_ONLY:
         return delta_task(peer)
     if not peer.config.read or not peer.config.delta:
-        peer.note("a delta binding was not looked at")
+        peer.note("a delta binding was not inspected")
         return peer.task()
     try:
         return delta_task(peer, Resource())
     except Skipped as skipped:
-        peer.note(f"a delta binding was not looked at: {skipped}")
+        peer.note(f"a delta binding was not inspected: {skipped}")
         return peer.task()
 
 
-def _whole(shard: Shard, docs: list[Document]) -> None:
+def _transact(shard: Shard, docs: list[Document]) -> None:
     shard.flush()
     for binding in range(len(shard.task.resources)):
         shard.store(binding, docs)
     shard.commit()
 
 
-def _killed(peer: Peer, point: Callable[[Shard], None]) -> None:
+def _check_restart(peer: Peer, point: Callable[[Shard], None]) -> None:
     task = _task(peer)
     shard = task.shard()
-    _whole(shard, OLDER)
+    _transact(shard, OLDER)
     before = len(task.committed)
     point(shard)
     peer.kill()
@@ -111,35 +111,34 @@ def _killed(peer: Peer, point: Callable[[Shard], None]) -> None:
     if peer.exact:
         shard.verify()
     if len(task.committed) == before:
-        _whole(shard, NEWER)
+        _transact(shard, NEWER)
     shard.verify(rows=True)
 
 
-def _listed(name: str, point: Callable[[Shard], None]) -> None:
+def _add_check(name: str, point: Callable[[Shard], None]) -> None:
     @check(
-        f"restart-after-{name}",
-        rule=f"a connector that is killed after {name} goes on where the checkpoint says, "
-        "and nothing is lost, nor done twice where the pattern is exactly-once",
+        rule=f"a connector that is killed after {name} resumes from the checkpoint without loss, "
+        "and without duplicates if the pattern is exactly-once",
         source="protocol, Open",
         needs=(Need.COMMAND,),
+        name=f"restart-after-{name}-resumes",
     )
     def _(peer: Peer) -> None:
-        _killed(peer, point)
+        _check_restart(peer, point)
 
 
 for _name, _point in POINTS.items():
-    _listed(_name, _point)
+    _add_check(_name, _point)
 
 
 @check(
-    "checkpoint-survives-restart",
-    rule="an endpoint that is authoritative still has the checkpoint after a restart",
+    rule="an authoritative endpoint has the checkpoint after a restart",
     source="protocol, Open",
     needs=(Need.COMMAND,),
     patterns=frozenset({Pattern.REMOTE_AUTHORITATIVE}),
-    otherwise="the checkpoint is the recovery log's",
+    otherwise="the recovery log stores the checkpoint",
 )
-def _(peer: Peer) -> None:
+def checkpoint_survives_restart(peer: Peer) -> None:
     task = peer.task()
     for n in range(2):
         shard = task.shard()
@@ -151,14 +150,13 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "staged-work-applied-on-first-acknowledge",
-    rule="what is staged and committed in the recovery log is applied before the first "
-    "Acknowledged of the next stream",
+    rule="staged work that the recovery log committed is applied before the first Acknowledged "
+    "of the next stream",
     source="protocol, Acknowledge",
     patterns=frozenset({Pattern.IDEMPOTENT_APPLY}),
     otherwise="nothing is staged",
 )
-def _(peer: Peer) -> None:
+def staged_work_is_applied_before_first_acknowledged(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "older"))
@@ -170,14 +168,13 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "staged-work-applied-once",
-    rule="what is staged is applied once, however often a stream opens with the same state",
+    rule="staged work is applied once, even if several streams open with the same state",
     source="protocol, Acknowledge",
     needs=(Need.READ, Need.DELTA),
     patterns=frozenset({Pattern.IDEMPOTENT_APPLY}),
     otherwise="nothing is staged",
 )
-def _(peer: Peer) -> None:
+def staged_work_is_applied_once(peer: Peer) -> None:
     task = delta_task(peer)
     shard = task.shard()
     shard.transact(document("a", "older"))

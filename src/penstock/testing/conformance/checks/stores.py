@@ -14,12 +14,11 @@ HALF: Final = WHOLE.split()[0]
 
 
 @check(
-    "update-overwrites",
-    rule="a document takes the place of the one that has its key",
+    rule="a stored document replaces the document with the same key",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def store_replaces_document(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "older", 1), document("b", "stays", 1))
@@ -29,12 +28,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "deletes-remove",
-    rule="a document that is stored with `deletes` is removed, and others stay",
+    rule="a Store with `deletes` removes the document and no other",
     source="protocol, Store",
     needs=(Need.LOADS, Need.DELETES),
 )
-def _(peer: Peer) -> None:
+def store_with_deletes_removes_document(peer: Peer) -> None:
     task = peer.task()
     a, b, c = (document(name, "stored") for name in "abc")
     shard = task.shard()
@@ -49,12 +47,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "delete-of-a-missing-key",
-    rule="to remove what is not there is no error",
+    rule="the delete of a missing key is no error",
     source="protocol, Store",
     needs=(Need.LOADS, Need.DELETES),
 )
-def _(peer: Peer) -> None:
+def delete_of_missing_key_is_no_error(peer: Peer) -> None:
     shard = peer.task().shard()
     shard.transact(document("a", "stored"))
     shard.transact(document("missing", "stored"), delete=True)
@@ -62,13 +59,12 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "empties-remove-all",
-    rule="a Store that `empties` removes all that was there, together with what its transaction "
-    "stores, and not before it commits",
+    rule="a Store with `empties` removes all earlier documents, atomically with the commit of "
+    "its transaction",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def store_with_empties_truncates_at_commit(peer: Peer) -> None:
     task = peer.task()
     task.must_accept_empty()
     shard = task.shard()
@@ -76,7 +72,7 @@ def _(peer: Peer) -> None:
     if peer.exact:
         shard.flush()
         shard.empty(0)
-        shard.store(0, [document("a", "of nobody")])
+        shard.store(0, [document("a", "uncommitted")])
         peer.pause()
         shard.cancel()
         shard = task.shard()
@@ -95,15 +91,14 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "empties-first-and-all",
-    rule="a Store that `empties` is refused after another of its binding, and of a shard that "
-    "has some of the keys, and changes nothing",
+    rule="a Store with `empties` is rejected after another Store of its binding, and in a "
+    "shard of a partial key range; it changes nothing",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def store_with_late_or_partial_empties_is_rejected(peer: Peer) -> None:
     late = document("late", "of before it is emptied")
-    for way, key_range, before in (("after another", WHOLE, [late]), ("of a part", HALF, [])):
+    for case, key_range, before in (("after another", WHOLE, [late]), ("of a part", HALF, [])):
         task = peer.task()
         task.must_accept_empty()
         task.part(key_range).transact(document("a", "committed"))
@@ -116,20 +111,19 @@ def _(peer: Peer) -> None:
             shard.begin_commit()
             shard.started_commit(logged=False)
         except ConnectorError:
-            shard.log.in_doubt = None
+            shard.log.indeterminate = None
             peer.connectors.serves()
         else:
-            raise Failed(f"a Store that empties, {way}, was not refused")
+            raise Failed(f"a Store with empties, {case}, was not rejected")
         task.part(key_range).verify()
 
 
 @check(
-    "exists-is-a-hint",
-    rule="a document is neither lost nor doubled when `exists` is wrong",
+    rule="a wrong `exists` neither loses nor duplicates a document",
     source="protocol, Store",
     needs=(Need.LOADS, Need.HINT),
 )
-def _(peer: Peer) -> None:
+def store_with_wrong_exists_keeps_one_document(peer: Peer) -> None:
     shard = peer.task().shard()
     shard.transact(document("a", "older"))
     shard.flush()
@@ -140,21 +134,20 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "duplicate-key-refused",
-    rule="a key that is stored twice in a transaction is refused, in one Store or in two, "
-    "at the latest by StartCommit",
+    rule="a key that is stored twice in a transaction, in one Store or in two, is rejected no "
+    "later than StartCommit",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def duplicate_key_in_transaction_is_rejected(peer: Peer) -> None:
     task = peer.task()
     task.shard().transact(document("a", "committed"))
     one, two = document("twice", "once"), document("twice", "again")
-    ways = {
+    cases = {
         "one Store": [[one, two]],
         "two Stores": [[one], [document("b", "between")], [two]],
     }
-    for way, stores in ways.items():
+    for case, stores in cases.items():
         shard = task.shard()
         shard.flush()
         try:
@@ -163,10 +156,10 @@ def _(peer: Peer) -> None:
             shard.begin_commit()
             shard.started_commit(logged=False)
         except ConnectorError:
-            shard.log.in_doubt = None
+            shard.log.indeterminate = None
             peer.connectors.serves()
         else:
-            raise Failed(f"a key that was stored twice, in {way}, was not refused")
+            raise Failed(f"a key that was stored twice, in {case}, was not rejected")
     shard = task.shard()
     shard.verify()
     if peer.exact:

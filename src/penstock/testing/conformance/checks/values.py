@@ -20,30 +20,28 @@ LARGE: Final = (16 << 20) - 1_024
 
 
 @check(
-    "many-documents",
     rule="a transaction may have any number of documents, in messages of any size",
     source="protocol, Store",
 )
-def _(peer: Peer) -> None:
+def many_documents_are_stored(peer: Peer) -> None:
     docs = [document(f"k{n:06}", f"word {n}", n) for n in range(MANY)]
     sizes = random.Random(0)
     shard = peer.task().shard()
     shard.flush()
-    at = 0
-    while at < len(docs):
+    start = 0
+    while start < len(docs):
         size = sizes.choice((1, 3, 40, 900))
-        shard.store(0, docs[at : at + size])
-        at += size
+        shard.store(0, docs[start : start + size])
+        start += size
     shard.commit()
     shard.verify()
 
 
 @check(
-    "slices-in-any-order",
-    rule="slices may point into the arena in any order, leave gaps, and overlap",
+    rule="slices may refer to the arena in any order, with gaps and overlaps",
     source="protocol, Store",
 )
-def _(peer: Peer) -> None:
+def slices_in_any_order_are_accepted(peer: Peer) -> None:
     task = peer.task()
     docs = [document(name, "stored", n) for n, name in enumerate(("aa", "b", "aab", "c"))]
     shard = task.shard()
@@ -53,13 +51,13 @@ def _(peer: Peer) -> None:
     shard.verify()
     if task.delta(0):
         return
-    key = shard.task.layout(0).packed_key
-    keys = [key(doc) for doc in docs]
+    layout = shard.task.layout(0)
+    keys = [layout.packed_key(doc) for doc in docs]
     arena = b"\xff gap " + b"".join(reversed(keys))
     # The message table does not see raw bytes, so a regular Load is sent first.
     shard.load(0, [document("missing", "")])
-    shard.asked(0, docs)
-    shard.exchange.send_bytes(load(0, arena, [_found(arena, each) for each in keys]), "Load")
+    shard.record_load(0, docs)
+    shard.exchange.send_bytes(load(0, arena, [_locate(arena, key) for key in keys]), "Load")
     shard.compare(0, shard.flush().get(0, {}))
 
 
@@ -73,26 +71,25 @@ def _store_scattered(shard: Shard, docs: Sequence[Document]) -> None:
         encoded(docs).to_pylist(),
     ]
     arena = b"gap"
-    for part in sorted({each for column in columns for each in column}, reverse=True):
+    for part in sorted({value for column in columns for value in column}, reverse=True):
         if part not in arena:
             arena += part + b"\0gap"
-    keys, values, texts = ([_found(arena, each) for each in column] for column in columns)
+    keys, values, texts = ([_locate(arena, value) for value in column] for column in columns)
     data = store(0, arena, keys, values, texts, [False] * len(docs))
     shard.exchange.send_bytes(data, f"Store of {len(docs)} documents, scattered")
     shard.pending(0, docs)
 
 
-def _found(arena: bytes, part: bytes) -> tuple[int, int]:
+def _locate(arena: bytes, part: bytes) -> tuple[int, int]:
     begin = arena.index(part)
     return begin, begin + len(part)
 
 
 @check(
-    "large-document",
-    rule="a document may have up to 16 MiB, and comes back whole",
+    rule="a document of up to 16 MiB is stored and loaded completely",
     source="protocol, Store",
 )
-def _(peer: Peer) -> None:
+def large_document_is_stored(peer: Peer) -> None:
     text = "large " * (LARGE // 6)
     shard = peer.task().shard()
     shard.transact({**document("large", "stored"), "text": text}, document("small", "stored"))
@@ -100,12 +97,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "odd-values",
-    rule="keys and values of every kind come back as they were",
+    rule="keys and values of every kind are preserved",
     source="protocol, Store",
 )
-def _(peer: Peer) -> None:
-    odd = [
+def unusual_values_are_preserved(peer: Peer) -> None:
+    values = [
         "",
         " ",
         "Ünïcode ✓ 日本 🎉",
@@ -116,23 +112,22 @@ def _(peer: Peer) -> None:
         "k" * 500,
     ]
     shard = peer.task().shard()
-    shard.transact(*(document(name, name, n) for n, name in enumerate(odd)))
+    shard.transact(*(document(name, name, n) for n, name in enumerate(values)))
     shard.transact({"id": "null", "n": None, "word": None}, {"id": "nothing else"})
     shard.verify()
 
 
 @check(
-    "odd-numbers",
-    rule="numbers are exact, as far as 64 bits go",
+    rule="numbers of up to 64 bits are exact",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def numbers_of_64_bits_are_exact(peer: Peer) -> None:
     layout = Layout(
         ("n",), {"n": "integer", "value": "integer", "yes": "boolean", "part": "number"}
     )
-    odd = [0, -1, 255, 256, -256, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)]
-    docs: list[Document] = [{"n": n, "value": -n - 1, "yes": n > 0, "part": n / 3} for n in odd]
+    values = [0, -1, 255, 256, -256, 2**53 + 1, -(2**53) - 1, 2**63 - 1, -(2**63)]
+    docs: list[Document] = [{"n": n, "value": -n - 1, "yes": n > 0, "part": n / 3} for n in values]
     docs.append({"n": 7, "value": None, "yes": None, "part": None})
     docs.append({"n": 8})
     shard = peer.task(Resource(layout)).shard()
@@ -141,13 +136,11 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "nul-is-kept-or-refused",
-    rule="a key or a value with a zero character comes back as it was, or is refused; "
-    "it never becomes another",
+    rule="a key or a value with a NUL character is preserved or rejected, never altered",
     source="protocol, Store",
     needs=(Need.LOADS,),
 )
-def _(peer: Peer) -> None:
+def nul_character_is_preserved_or_rejected(peer: Peer) -> None:
     task = peer.task()
     shard = task.shard()
     shard.transact(document("a", "stored"))
@@ -159,5 +152,5 @@ def _(peer: Peer) -> None:
         except ConnectorUnreachable:
             raise
         except ConnectorError:
-            peer.note("a zero character is refused")
+            peer.note("a NUL character is rejected")
     task.shard().verify()

@@ -13,63 +13,62 @@ from penstock.testing.conformance.shard import Shard
 __all__: list[str] = []
 
 
-def _overtaken(peer: Peer, amid: Callable[[Shard], object] = lambda _: None) -> tuple[Shard, Shard]:
+def _take_over(
+    peer: Peer, prepare: Callable[[Shard], object] = lambda _: None
+) -> tuple[Shard, Shard]:
     """Return a shard that has committed once, and its successor in another process.
 
-    The older shard is `amid` its next transaction when the newer one takes over and commits.
+    `prepare` runs on the older shard before the newer one takes over and commits.
     """
     task = peer.task()
     older = task.shard()
     older.transact(document("a", "committed"))
-    amid(older)
-    newer = task.shard(connection=peer.another())
+    prepare(older)
+    newer = task.shard(connection=peer.second_connection())
     newer.transact(document("a", "of the newer"), document("b", "of the newer"))
     return older, newer
 
 
 @check(
-    "zombie-cannot-commit",
     rule="a shard that another process has taken over cannot commit, and changes nothing",
     source="protocol, Fencing",
     needs=(Need.COMMAND,),
     patterns=frozenset({Pattern.REMOTE_AUTHORITATIVE}),
-    otherwise="the fence is the recovery log's",
+    otherwise="the recovery log is the fence",
 )
-def _(peer: Peer) -> None:
-    zombie, newer = _overtaken(peer)
+def zombie_cannot_commit(peer: Peer) -> None:
+    zombie, newer = _take_over(peer)
     cannot_commit(zombie, "of the zombie")
     newer.verify(rows=True)
     newer.absent(0, document("z", ""))
 
 
 @check(
-    "zombie-in-store-holds-nothing",
-    rule="a shard that opens does not wait for one of another process that hangs in Store",
+    rule="a shard opens without waiting for a shard of another process that hangs in Store",
     source="protocol, Fencing",
     needs=(Need.COMMAND, Need.BREAKS_LOCKS),
     patterns=frozenset(Pattern) - {Pattern.PUSH_ONLY},
-    otherwise="what is pushed is not held",
+    otherwise="pushed documents hold no lock",
 )
-def _(peer: Peer) -> None:
+def zombie_in_store_does_not_block_open(peer: Peer) -> None:
     def stores(zombie: Shard) -> None:
         zombie.flush()
         zombie.store(0, [document("a", "of the zombie")])
         peer.pause()
 
-    _, newer = _overtaken(peer, stores)
+    _, newer = _take_over(peer, stores)
     newer.verify(rows=True)
 
 
 @check(
-    "zombie-stages-in-vain",
-    rule="what a shard has staged whose commit the recovery log refused is never applied",
+    rule="staged work is never applied if the recovery log rejected its commit",
     source="protocol, Fencing",
     needs=(Need.COMMAND,),
     patterns=frozenset({Pattern.IDEMPOTENT_APPLY}),
     otherwise="nothing is staged",
 )
-def _(peer: Peer) -> None:
-    zombie, newer = _overtaken(peer)
+def zombie_staged_work_is_never_applied(peer: Peer) -> None:
+    zombie, newer = _take_over(peer)
     zombie.flush()
     zombie.store(0, [document("a", "of the zombie"), document("z", "of the zombie")])
     zombie.begin_commit()
@@ -82,15 +81,14 @@ def _(peer: Peer) -> None:
 
 
 @check(
-    "older-never-overwrites-newer",
-    rule="what an older shard stores late does not take the place of what a newer one has stored",
+    rule="a late Store of an older shard does not replace the document of a newer shard",
     source="protocol, Fencing",
     needs=(Need.LOADS, Need.COMMAND, Need.NEWER_WINS),
     patterns=frozenset({Pattern.NON_TRANSACTIONAL}),
     otherwise="an older shard cannot commit, or there is nothing to overwrite",
 )
-def _(peer: Peer) -> None:
-    older, newer = _overtaken(peer, Shard.flush)
+def late_store_keeps_newer_document(peer: Peer) -> None:
+    older, newer = _take_over(peer, Shard.flush)
     try:
         older.store(0, [document("a", "of the older"), document("b", "of the older")])
         older.begin_commit()

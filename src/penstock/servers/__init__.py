@@ -1,0 +1,1 @@
+"""Local servers for the demo, the tests, the examples and the benchmarks."""
