@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,10 +197,21 @@ def pause(ms: int) -> None:
     SYSTEM_CLOCK.wait(threading.Event(), ms)
 
 
-def until(true: Any, *, patience_ms: int, pause_ms: int = 10) -> bool:
-    """Wait until a condition is true; return whether it was true in time."""
-    deadline = SYSTEM_CLOCK.boot_ms() + patience_ms
+def until(
+    true: Callable[[], object],
+    *,
+    patience_ms: int,
+    pause_ms: int = 10,
+    activity: Callable[[], object] = lambda: None,
+) -> bool:
+    """Wait until a condition is true; return whether it was true in time.
+
+    The time starts again whenever the value of `activity` changes.
+    """
+    seen, deadline = activity(), SYSTEM_CLOCK.boot_ms() + patience_ms
     while not true():
+        if (now := activity()) != seen:
+            seen, deadline = now, SYSTEM_CLOCK.boot_ms() + patience_ms
         if SYSTEM_CLOCK.boot_ms() > deadline:
             return False
         pause(pause_ms)

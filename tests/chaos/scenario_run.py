@@ -44,6 +44,11 @@ SUMS: Final = "collections" in inspect.signature(MaterializationLoop).parameters
 """True if rows of a collection can be reduced."""
 
 PATIENCE_MS: Final = 60_000
+"""Time without a commit, an acknowledgement or a restart after which a run has failed."""
+
+SPARK_PATIENCE_MS: Final = 300_000
+"""The same on Spark: on a loaded machine, an executor takes minutes to start."""
+
 SUMMED_TWICE: Final = ("conservation", "oracle-agreement")
 """Checks that do not apply to sums in a store without transactions; see `counted_twice`."""
 
@@ -233,8 +238,12 @@ class ScenarioRun:
                     self.runtime.start(self._pipeline)
             return self.deaths > DEATHS or (self._may_have_arrived() and self._committed())
 
-        patience_ms = PATIENCE_MS if self.given is None else 3 * PATIENCE_MS
-        if not until(arrived, patience_ms=patience_ms, pause_ms=30) or self.deaths > DEATHS:
+        def activity() -> tuple[int, int, int]:
+            return len(self.shim.commits), self.shim.acknowledged, self.deaths
+
+        patience_ms = PATIENCE_MS if self.given is None else SPARK_PATIENCE_MS
+        in_time = until(arrived, patience_ms=patience_ms, pause_ms=30, activity=activity)
+        if not in_time or self.deaths > DEATHS:
             self.violations.append(Violation("progress", self.runtime.log_tail()))
 
     def rest(self) -> None:
