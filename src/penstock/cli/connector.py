@@ -15,18 +15,20 @@ from typing import Annotated, Any
 import typer
 
 from penstock.catalog.json_rows import encode_line
-from penstock.cli.options import AsJson, Command, CommandGroup
+from penstock.cli.commands import Command, CommandGroup
+from penstock.cli.options import AsJson
 from penstock.cli.signals import stop_on_signals
 from penstock.errors import UsageError
 from penstock.protocol.transport_security import Security
 
-__all__ = ["connector"]
+__all__ = ["app", "connector"]
 
-connector = typer.Typer(
+app = typer.Typer(
     cls=CommandGroup,
     name="connector",
     no_args_is_help=True,
-    help="List, serve and check connectors.",
+    add_completion=False,
+    rich_markup_mode=None,
 )
 
 Ca = Annotated[
@@ -54,7 +56,12 @@ Plaintext = Annotated[
 ]
 
 
-@connector.command("list", cls=Command)
+@app.callback()
+def connector() -> None:
+    """List, serve and check connectors."""
+
+
+@app.command("list", cls=Command)
 def list_connectors(as_json: AsJson = False) -> None:
     """List the built-in connectors."""
     from penstock.connectors import BUILT_IN, built_in
@@ -64,7 +71,7 @@ def list_connectors(as_json: AsJson = False) -> None:
         print(encode_line({"name": name, "does": summary}) if as_json else f"{name:14} {summary}")
 
 
-@connector.command(cls=Command)
+@app.command(cls=Command)
 def spec(
     name: Annotated[
         str,
@@ -102,7 +109,7 @@ def spec(
     print(encode_line(schemas) if as_json else json.dumps(schemas, indent=2, ensure_ascii=False))
 
 
-@connector.command(cls=Command)
+@app.command(cls=Command)
 def serve(
     name: Annotated[
         str, typer.Argument(metavar="NAME", help="A name that `penstock connector list` prints.")
@@ -154,7 +161,7 @@ def serve(
         server.wait(stop)
 
 
-@connector.command(cls=Command)
+@app.command(cls=Command)
 def check(
     address: Annotated[
         str | None,

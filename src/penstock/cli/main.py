@@ -14,27 +14,10 @@ from typing import Annotated
 import typer
 
 from penstock import __version__
-from penstock.cli.compact import compact
-from penstock.cli.connector import connector
-from penstock.cli.demo import demo
-from penstock.cli.drop import drop
-from penstock.cli.ingest import ingest
-from penstock.cli.init import init
+from penstock.cli.commands import LazyGroup
 from penstock.cli.log_format import log_to_stderr
-from penstock.cli.materialize import materialize
-from penstock.cli.options import Command, CommandGroup
 from penstock.cli.output import OutputFailed, discard_output, watch_output
-from penstock.cli.pause import pause, resume
-from penstock.cli.plan import plan
-from penstock.cli.read import read
-from penstock.cli.release import release
-from penstock.cli.resync import resync
-from penstock.cli.schema import schema
 from penstock.cli.signals import FENCED, exit_in_time
-from penstock.cli.status import status
-from penstock.cli.tail import tail
-from penstock.cli.up import up
-from penstock.cli.verify import verify
 from penstock.errors import Fenced, PenstockError
 from penstock.extras import missing_extra
 
@@ -42,21 +25,13 @@ __all__ = ["app", "main"]
 
 app = typer.Typer(
     name="penstock",
-    cls=CommandGroup,
+    cls=LazyGroup,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
     help="Replicate changing data from operational systems, exactly once.",
 )
-for command in (
-    *(demo, init, schema, plan),
-    *(up, ingest, materialize),
-    *(status, read, tail),
-    *(pause, resume, resync, drop),
-    *(compact, verify, release),
-):
-    app.command(cls=Command)(command)
-app.add_typer(connector)
 
 
 def _print_version(requested: bool) -> None:

@@ -1,10 +1,9 @@
 """Arguments and settings that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from penstock import persist
 
@@ -12,8 +11,6 @@ __all__ = [
     "SETTINGS",
     "AsJson",
     "AsOf",
-    "Command",
-    "CommandGroup",
     "File",
     "Hold",
     "Location",
@@ -54,23 +51,3 @@ AsJson = Annotated[
 
 SETTINGS = persist.Settings(patience_ms=60_000)
 """Settings of interactive commands: an unavailable store is an error after a minute."""
-
-
-class _FlagsWithoutType:
-    """Mixin that omits `<bool>` next to a flag in --help: a flag takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return all parameters, --help included."""
-        parameters: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # TyperCommand
-        for parameter in parameters:
-            if isinstance(parameter, TyperOption) and parameter.is_flag:
-                parameter.metavar = ""
-        return parameters
-
-
-class Command(_FlagsWithoutType, TyperCommand):
-    """Command of `penstock`."""
-
-
-class CommandGroup(_FlagsWithoutType, TyperGroup):
-    """Group of commands: `penstock`, or a command with subcommands."""
