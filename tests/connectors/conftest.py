@@ -8,7 +8,7 @@ import pytest
 
 from penstock.connectors import built_in
 from penstock.servers.postgres import Database, PostgresServer
-from tests.connectors.stream_client import Driven, Sql
+from tests.connectors.connector_client import ConnectorClient, Sql
 
 _numbers = itertools.count()
 
@@ -30,4 +30,4 @@ def sql(request: pytest.FixtureRequest, tmp_path: Path) -> Sql:
         schema = f"sink{next(_numbers)}"
         database.sql(f"CREATE SCHEMA {schema}")
         endpoint = {"url": database.url(), "schema": schema}
-    return Sql(Driven(built_in(request.param), endpoint))
+    return Sql(ConnectorClient(built_in(request.param), endpoint))

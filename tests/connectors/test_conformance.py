@@ -97,12 +97,12 @@ SKIPPED: Mapping[str, set[str]] = {
 def config(name: str, replaced: Mapping[str, str]) -> Config:
     """Return the config of the YAML file with substrings replaced."""
 
-    def here(value: Any) -> Any:
+    def substitute(value: Any) -> Any:
         match value:
             case dict():
-                return {key: here(inner) for key, inner in value.items()}
+                return {key: substitute(inner) for key, inner in value.items()}
             case list():
-                return [here(inner) for inner in value]
+                return [substitute(inner) for inner in value]
             case str():
                 for old, new in replaced.items():
                     value = value.replace(old, new)
@@ -110,15 +110,15 @@ def config(name: str, replaced: Mapping[str, str]) -> Config:
             case _:
                 return value
 
-    return parse(here(yaml.safe_load((FILES / f"{name}.yaml").read_text())))
+    return parse(substitute(yaml.safe_load((FILES / f"{name}.yaml").read_text())))
 
 
-def keeps_every_rule(name: str, replaced: Mapping[str, str]) -> None:
+def check_conformance(name: str, replaced: Mapping[str, str]) -> None:
     report = run(config(name, replaced))
-    skipped = {each.check.name for each in report.results if each.outcome is Outcome.SKIPPED}
+    skipped = {result.check.name for result in report.results if result.outcome is Outcome.SKIPPED}
     assert not report.failed, report.as_table()
     assert skipped == SKIPPED[name]
-    assert [each.check.name for each in report.results] == list(CHECKS)
+    assert [result.check.name for result in report.results] == list(CHECKS)
 
 
 FILES_LONG = [
@@ -132,7 +132,7 @@ def test_file_based_connector_passes_conformance_suite(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(ROOT)
-    keeps_every_rule(name, {"/tmp/penstock-conformance": str(tmp_path)})
+    check_conformance(name, {"/tmp/penstock-conformance": str(tmp_path)})
 
 
 @pytest.mark.long
@@ -141,9 +141,9 @@ def test_postgres_connector_passes_conformance_suite(
 ):
     monkeypatch.chdir(ROOT)
     replaced = {"postgresql://postgres@127.0.0.1:5432/conformance": database.url()}
-    keeps_every_rule("postgres", replaced)
+    check_conformance("postgres", replaced)
 
 
 def test_every_built_in_connector_has_a_conformance_config():
     assert SKIPPED.keys() == BUILT_IN.keys()
-    assert {each.stem for each in FILES.glob("*.yaml")} == BUILT_IN.keys()
+    assert {path.stem for path in FILES.glob("*.yaml")} == BUILT_IN.keys()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.protocol.specs import FieldSelection, MaterializationBinding, Projection
 from penstock.sdk.bindings import Binding, bind
 from penstock.sdk.sql.document_columns import Assembly
-from tests.connectors.stream_client import collection, projection
+from tests.connectors.connector_client import collection, projection
 
 ID = projection("id", "integer", must=True)
 

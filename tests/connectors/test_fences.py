@@ -20,7 +20,7 @@ from penstock.sdk.sql.fence import (
     reset_fences,
 )
 from penstock.sdk.sql.session import Session
-from tests.connectors.stream_client import Sql
+from tests.connectors.connector_client import Sql
 
 CASES = {
     case["id"]: case

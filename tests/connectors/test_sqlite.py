@@ -75,7 +75,7 @@ class Target:
         document = Projection("", "flow_document", inference=Inference(("object",)))
         return CollectionSpec(
             "a/b",
-            tuple("/" + each for each in self.keys),
+            tuple("/" + name for name in self.keys),
             (document, *(Projection("/" + n, n, inference=i) for n, i in self.fields.items())),
         )
 
@@ -102,9 +102,13 @@ class Target:
         return [bind(0, self.spec.bindings[0], self.resource)]
 
     def validate(self):
-        asked = RequestedBinding(self.resource, self.collection, projected(self.collection, {}))
-        [found] = self.connector.validate(ValidateRequest("m", self.endpoint, [asked]))
-        return found
+        requested_binding = RequestedBinding(
+            self.resource, self.collection, projected(self.collection, {})
+        )
+        [validated] = self.connector.validate(
+            ValidateRequest("m", self.endpoint, [requested_binding])
+        )
+        return validated
 
     def apply(self, *, dry_run: bool = False) -> str:
         return self.connector.apply(
@@ -116,7 +120,9 @@ class Target:
             OpenRequest("m", self.version, self.endpoint, self.bindings, key_range, {})
         )
 
-    def documents(self, *rows: dict[str, Any], exists: bool = False, gone: tuple[int, ...] = ()):
+    def documents(
+        self, *rows: dict[str, Any], exists: bool = False, deleted_ids: tuple[int, ...] = ()
+    ):
         [binding] = self.bindings
 
         def packed(names: Any) -> pa.BinaryArray:
@@ -131,7 +137,7 @@ class Target:
             packed(sorted({*self.fields} - {*self.keys})),
             pa.array([json.dumps(row).encode() for row in rows], pa.binary()),
             pa.array([exists] * len(rows)),
-            pa.array([row["id"] in gone for row in rows]) if gone else None,
+            pa.array([row["id"] in deleted_ids for row in rows]) if deleted_ids else None,
         )
 
     def commit(self, stream, *batches: Documents, checkpoint: bytes = b"cp") -> None:
@@ -140,19 +146,19 @@ class Target:
 
     def load(self, stream, *keys_to_load: Any) -> list[Any]:
         [binding] = self.bindings
-        tuples = [each if isinstance(each, tuple) else (each,) for each in keys_to_load]
-        keys = Keys(binding, pa.array([pack_row(each) for each in tuples], pa.binary()))
+        tuples = [key if isinstance(key, tuple) else (key,) for key in keys_to_load]
+        keys = Keys(binding, pa.array([pack_row(key) for key in tuples], pa.binary()))
         return [
             json.loads(doc)
-            for found in stream.load(iter([keys]))
-            for doc in found.docs_json.to_pylist()
+            for response in stream.load(iter([keys]))
+            for doc in response.docs_json.to_pylist()
         ]
 
-    def rows(self, what: str = "*") -> list[tuple[Any, ...]]:
+    def rows(self, columns: str = "*") -> list[tuple[Any, ...]]:
         with sqlite3.connect(self.endpoint.path) as connection:
-            found = connection.execute(f"SELECT {what} FROM t ORDER BY id").fetchall()
+            rows = connection.execute(f"SELECT {columns} FROM t ORDER BY id").fetchall()
         connection.close()
-        return found
+        return rows
 
 
 def _element(value: Any) -> Any:
@@ -173,7 +179,7 @@ def test_sqlite_stores_updates_and_deletes_rows(path):
     assert target.load(stream, 3, 1, 7) == [first[2], first[0]]
     # `exists` is only a hint, and wrong in this case.
     target.commit(stream, target.documents({"id": 1, "a_string": "c"}, {"id": 4}))
-    target.commit(stream, target.documents({"id": 2}, {"id": 3, "a_string": "d"}, gone=(2,)))
+    target.commit(stream, target.documents({"id": 2}, {"id": 3, "a_string": "d"}, deleted_ids=(2,)))
     assert target.rows("id, a_string") == [(1, "c"), (3, "d"), (4, None)]
     stream.close()
     assert target.open().checkpoint == b"cp"
@@ -184,7 +190,7 @@ def test_soft_deleted_rows_are_marked_and_not_loaded(path):
     target.apply()
     stream = target.open()
     target.commit(stream, target.documents({"id": 1, "a_string": "a"}, {"id": 2}))
-    target.commit(stream, target.documents({"id": 1}, gone=(1,)))
+    target.commit(stream, target.documents({"id": 1}, deleted_ids=(1,)))
     assert target.rows("id, a_string, flow_deleted") == [(1, "a", 1), (2, None, 0)]
     assert target.load(stream, 1, 2) == [{"id": 2}]
     target.commit(stream, target.documents({"id": 1, "a_string": "b"}))
@@ -216,7 +222,7 @@ def test_delta_updates_append_rows_and_reject_deletes(path):
     target.commit(stream, target.documents({"id": 1, "an_integer": 1}))
     target.commit(stream, target.documents({"id": 1, "an_integer": 2}))
     assert target.rows("id, an_integer") == [(1, 1), (1, 2)]
-    stream.store(iter([target.documents({"id": 1}, gone=(1,))]))
+    stream.store(iter([target.documents({"id": 1}, deleted_ids=(1,))]))
     with pytest.raises(RemoteProtocolError, match='deletes from table "t"'):
         stream.start_commit(b"cp")
 
@@ -230,7 +236,7 @@ rows = st.fixed_dictionaries(
         "a_boolean": st.booleans(),
         "an_integer": st.integers(-(2**63), 2**63 - 1) | st.integers(-(2**70), 2**70),
         "a_string": st.text(),
-        "bytes": st.binary().map(lambda it: base64.b64encode(it).decode()),
+        "bytes": st.binary().map(lambda value: base64.b64encode(value).decode()),
         "an_object": st.dictionaries(st.text(max_size=3), st.none() | st.integers(), max_size=3),
         "in/side": st.text(max_size=5),
     },
@@ -238,8 +244,8 @@ rows = st.fixed_dictionaries(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
-@given(found=st.lists(rows, max_size=8, unique_by=lambda it: it["id"]))
-def test_values_round_trip_through_columns(tmp_path_factory, found):
+@given(documents=st.lists(rows, max_size=8, unique_by=lambda row: row["id"]))
+def test_values_round_trip_through_columns(tmp_path_factory, documents):
     """Documents are assembled from columns: the table has no document column."""
     target = Target(
         tmp_path_factory.mktemp("values") / "x.db",
@@ -248,11 +254,11 @@ def test_values_round_trip_through_columns(tmp_path_factory, found):
     )
     target.apply()
     stream = target.open()
-    target.commit(stream, *([target.documents(*found)] if found else []))
-    loaded = {row["id"]: row for row in target.load(stream, *(row["id"] for row in found))}
+    target.commit(stream, *([target.documents(*documents)] if documents else []))
+    loaded = {row["id"]: row for row in target.load(stream, *(row["id"] for row in documents))}
     stream.close()
-    assert len(loaded) == len(found)
-    for row in found:
+    assert len(loaded) == len(documents)
+    for row in documents:
         back = loaded[row["id"]]
         inside = back.pop("in", None)
         if inside is not None:
@@ -305,13 +311,13 @@ def test_integers_that_fit_64_bits_are_stored_as_integers_next_to_larger_ones(pa
         ("0.5", 0.5),
         ("-inf", -math.inf),
         ("NaN", "NaN"),
-        *((str(each), each) for each in (-(2**63), 2**63 - 1)),
-        *((str(each), str(each)) for each in (-(2**63) - 1, 2**63)),
+        *((str(integer), integer) for integer in (-(2**63), 2**63 - 1)),
+        *((str(integer), str(integer)) for integer in (-(2**63) - 1, 2**63)),
     ],
 )
 def test_number_as_text_is_stored_as_a_number_if_sqlite_has_it(text, value):
-    found = transactor._number(text)
-    assert (found, type(found)) == (value, type(value))
+    number = transactor._number(text)
+    assert (number, type(number)) == (value, type(value))
 
 
 def test_rows_with_a_key_of_two_columns_are_loaded_updated_and_deleted(path):
@@ -326,8 +332,8 @@ def test_rows_with_a_key_of_two_columns_are_loaded_updated_and_deleted(path):
     assert target.load(stream, (1, "a")) == first[:1]
     update = {"id": 1, "a_string": "b", "an_integer": 7}
     target.commit(stream, target.documents(update))
-    gone = target.documents({"id": 2, "a_string": "a"}, gone=(2,))
-    target.commit(stream, gone)
+    deletes = target.documents({"id": 2, "a_string": "a"}, deleted_ids=(2,))
+    target.commit(stream, deletes)
     assert target.rows("id, a_string, an_integer") == [(1, "a", 0), (1, "b", 7), (2, "b", 0)]
     stream.close()
 
@@ -381,10 +387,10 @@ def test_load_and_store_do_not_lock_the_database(path):
     loading = stream.load(iter([Keys(target.bindings[0], pa.array([pack_row((1,))]))]))
     next(loading)
     stream.store(iter([target.documents({"id": 2})]))
-    other = sqlite3.connect(path, timeout=0, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    other.execute("COMMIT")
-    other.close()
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("COMMIT")
+    connection.close()
     stream.start_commit(b"cp")
     assert [row[0] for row in target.rows("id")] == [1, 2]
 
@@ -394,22 +400,22 @@ def test_large_transaction_spills_to_file_without_locking_the_database(path, mon
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
-    many = [target.documents({"id": each, "a_string": "x" * 90}) for each in range(9)]
+    many = [target.documents({"id": key, "a_string": "x" * 90}) for key in range(9)]
     stream.store(iter(many))
-    other = sqlite3.connect(path, timeout=0, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    other.execute("COMMIT")
-    other.close()
+    connection = sqlite3.connect(path, timeout=0, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("COMMIT")
+    connection.close()
     assert target.rows() == []
     stream.close()
-    assert [each.name for each in path.parent.iterdir()] == ["target.db"]
+    assert [file.name for file in path.parent.iterdir()] == ["target.db"]
     assert target.rows() == []
     again = target.open()
     target.commit(again, *many)
     target.commit(
         again,
-        *(target.documents({"id": each}, gone=(each,)) for each in (0, 2, 4)),
-        *(target.documents({"id": each, "a_string": "y" * 200}) for each in (1, 3)),
+        *(target.documents({"id": key}, deleted_ids=(key,)) for key in (0, 2, 4)),
+        *(target.documents({"id": key, "a_string": "y" * 200}) for key in (1, 3)),
         target.documents({"id": 9}),
     )
     again.close()
@@ -456,14 +462,14 @@ def test_planted_bug_without_commit_fence_stores_rows_of_fenced_stream(path, mon
 
 
 def test_interrupted_wait_for_write_lock_raises(path):
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("PRAGMA journal_mode = WAL")
-    other.execute("BEGIN IMMEDIATE")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("BEGIN IMMEDIATE")
     session = SqliteSession(path)
     session.interrupt()
     with pytest.raises(Exception, match="was cancelled"):
         session.begin()
-    other.close()
+    connection.close()
 
 
 # Apply.
@@ -480,11 +486,11 @@ def test_full_disk_is_a_transient_error(path):
 
 def test_apply_dry_run_creates_nothing_and_second_apply_is_empty(path):
     target = Target(path)
-    said = target.apply(dry_run=True)
+    description = target.apply(dry_run=True)
     target.validate()
     assert not path.exists()
-    assert 'CREATE TABLE "t"' in said
-    assert target.apply() == said
+    assert 'CREATE TABLE "t"' in description
+    assert target.apply() == description
     assert target.apply() == ""
     assert target.apply(dry_run=True) == ""
 
@@ -497,8 +503,8 @@ def test_apply_with_added_and_removed_fields_keeps_stored_values(path):
     stream.close()
     target.fields = {"id": KINDS["id"], "another": KINDS["an_integer"]}
     target.version = "v2"
-    said = target.apply()
-    assert '"another" ANY' in said
+    description = target.apply()
+    assert '"another" ANY' in description
     stream = target.open()
     target.commit(stream, target.documents({"id": 2, "another": 5}))
     assert target.rows("id, a_string, another") == [(1, "a", None), (2, None, 5)]
@@ -510,7 +516,9 @@ def test_number_column_changed_to_string_keeps_values_as_json_text(path):
     target = Target(path, {"document": False}, x=Inference(("number",), exists=Exists.MAY))
     target.apply()
     stream = target.open()
-    target.commit(stream, *(target.documents({"id": at, "x": it}) for at, it in enumerate(numbers)))
+    target.commit(
+        stream, *(target.documents({"id": key, "x": number}) for key, number in enumerate(numbers))
+    )
     before = [row["x"] for row in target.load(stream, *range(len(numbers)))]
     stream.close()
     target.fields["x"] = Inference(("string",), exists=Exists.MAY)
@@ -522,7 +530,7 @@ def test_number_column_changed_to_string_keeps_values_as_json_text(path):
     after = [row["x"] for row in target.load(stream, *range(len(numbers)), 99)]
     stream.close()
     assert after.pop() == "007"
-    assert after == [it if isinstance(it, str) else json.dumps(it) for it in before]
+    assert after == [value if isinstance(value, str) else json.dumps(value) for value in before]
 
 
 @pytest.mark.parametrize(
@@ -549,9 +557,9 @@ def test_string_column_changed_to_integer_is_rejected(path):
     target.apply()
     target.fields["x"] = KINDS["an_integer"]
     target.version = "v2"
-    found = target.validate().constraints["x"]
-    assert found.type is ConstraintType.UNSATISFIABLE
-    assert 'column "x" is TEXT' in found.reason
+    constraint = target.validate().constraints["x"]
+    assert constraint.type is ConstraintType.UNSATISFIABLE
+    assert 'column "x" is TEXT' in constraint.reason
     with pytest.raises(Refused, match='column "x" of table "t" is TEXT, not ANY'):
         target.apply()
 
@@ -596,7 +604,7 @@ def test_foreign_table_is_rejected_without_adopt_option(path):
 
 
 @pytest.mark.parametrize(
-    ("table", "told"),
+    ("table", "message"),
     [
         ("(id TEXT PRIMARY KEY)", 'table "t" cannot be adopted: it is not STRICT'),
         ("(id TEXT COLLATE NOCASE PRIMARY KEY) STRICT", 'key column "id" is NOCASE'),
@@ -607,22 +615,22 @@ def test_foreign_table_is_rejected_without_adopt_option(path):
     ],
     ids=["not strict", "without case", "without rowid"],
 )
-def test_adopt_of_non_strict_or_collated_table_is_rejected(path, table, told):
+def test_adopt_of_non_strict_or_collated_table_is_rejected(path, table, message):
     with sqlite3.connect(path) as connection:
         connection.execute(f"CREATE TABLE T {table}")
     connection.close()
     target = Target(path, {"adopt": True, "document": False})
     target.fields["id"] = Inference(("string",), exists=Exists.MUST)
-    for deed in (target.validate, target.apply):
-        with pytest.raises(Refused, match=told) as caught:
-            deed()
+    for call in (target.validate, target.apply):
+        with pytest.raises(Refused, match=message) as caught:
+            call()
         assert "use another one" in caught.value.hint
 
 
-@pytest.mark.parametrize("other", ["x ANY", "other TEXT NOT NULL DEFAULT 'o'"])
-def test_change_that_replaces_adopted_table_is_rejected(path, other):
+@pytest.mark.parametrize("column", ["x ANY", "other TEXT NOT NULL DEFAULT 'o'"])
+def test_change_that_replaces_adopted_table_is_rejected(path, column):
     with sqlite3.connect(path) as connection:
-        connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, {other} UNIQUE) STRICT")
+        connection.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, {column} UNIQUE) STRICT")
     connection.close()
     target = Target(path, {"adopt": True, "document": False}, x=KINDS["a_string"])
     with pytest.raises(Refused, match=r'table "t" would have to be replaced to change (x|other),'):
@@ -646,19 +654,19 @@ def test_change_that_replaces_table_adopted_by_earlier_spec_is_rejected(path):
 def test_columns_that_differ_only_in_case_conflict(path):
     target = Target(path, x=KINDS["a_string"], X=KINDS["a_string"], Ä=KINDS["a_string"])
     target.fields["ä"] = KINDS["a_string"]
-    said = target.validate().constraints
-    assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
-    assert said["X"].reason == 'column "X" is used by field "x"'
-    assert {said[each].type for each in "xÄä"} == {ConstraintType.LOCATION_RECOMMENDED}
+    constraints = target.validate().constraints
+    assert constraints["X"].type is ConstraintType.FIELD_FORBIDDEN
+    assert constraints["X"].reason == 'column "X" is used by field "x"'
+    assert {constraints[name].type for name in "xÄä"} == {ConstraintType.LOCATION_RECOMMENDED}
     with pytest.raises(Refused, match="would be the same column"):
         target.apply()
     del target.fields["X"]
     target.apply()
     # The field that has the column keeps it.
     target.fields = {"id": KINDS["id"], "X": KINDS["a_string"], "x": KINDS["a_string"]}
-    said = target.validate().constraints
-    assert said["x"].type is ConstraintType.FIELD_REQUIRED
-    assert said["X"].type is ConstraintType.FIELD_FORBIDDEN
+    constraints = target.validate().constraints
+    assert constraints["x"].type is ConstraintType.FIELD_REQUIRED
+    assert constraints["X"].type is ConstraintType.FIELD_FORBIDDEN
 
 
 def test_existing_columns_are_matched_case_insensitively(path):
@@ -666,8 +674,8 @@ def test_existing_columns_are_matched_case_insensitively(path):
         connection.execute("CREATE TABLE T (ID INTEGER PRIMARY KEY, Name TEXT) STRICT")
     connection.close()
     target = Target(path, {"adopt": True, "document": False}, name=KINDS["a_string"])
-    said = target.validate().constraints
-    assert said["id"].type is ConstraintType.FIELD_REQUIRED
+    constraints = target.validate().constraints
+    assert constraints["id"].type is ConstraintType.FIELD_REQUIRED
     target.apply()
     assert target.apply() == ""
     stream = target.open()
@@ -680,9 +688,11 @@ def test_tables_that_differ_only_in_case_are_duplicate_bindings(path):
     target = Target(path)
     fields = projected(target.collection, {})
     tables = [SqlResource(table=name) for name in ("Orders", "orders")]
-    asked = [RequestedBinding(each, target.collection, fields) for each in tables]
+    requested_bindings = [
+        RequestedBinding(resource, target.collection, fields) for resource in tables
+    ]
     with pytest.raises(Refused, match='duplicate binding: table "Orders"'):
-        target.connector.validate(ValidateRequest("m", target.endpoint, asked))
+        target.connector.validate(ValidateRequest("m", target.endpoint, requested_bindings))
 
 
 @pytest.mark.parametrize("name", ["", ":memory:"])
@@ -749,7 +759,7 @@ def test_switch_to_hard_deletes_removes_soft_deleted_rows(path):
     target.apply()
     stream = target.open()
     target.commit(stream, target.documents({"id": 1}, {"id": 2}))
-    target.commit(stream, target.documents({"id": 1}, gone=(1,)))
+    target.commit(stream, target.documents({"id": 1}, deleted_ids=(1,)))
     stream.close()
     target.resource, target.version = SqlResource(table="t"), "v2"
     target.apply()
@@ -871,8 +881,8 @@ def test_commit_is_synced_before_it_is_acknowledged(path, strace):
         timeout=120,
     )
     lines = calls.read_text().splitlines()
-    start = next(at for at, line in enumerate(lines) if '"commits"' in line)
-    end = next(at for at, line in enumerate(lines) if '"acknowledges"' in line)
+    start = next(index for index, line in enumerate(lines) if '"commits"' in line)
+    end = next(index for index, line in enumerate(lines) if '"acknowledges"' in line)
     of_wal = [line for line in lines[start:end] if "target.db-wal>" in line]
     assert any("pwrite64(" in line for line in of_wal), lines[start:end]
     assert "sync(" in of_wal[-1], of_wal[-1]
@@ -890,18 +900,18 @@ def test_statement_on_locked_file_is_transient(
 ) -> None:
     monkeypatch.setattr(session, "READ_TIMEOUT_S", 0.01)
     path = tmp_path / "shared.db"
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("CREATE TABLE t (id)")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("CREATE TABLE t (id)")
     opened = SqliteSession(path, create=False)
-    other.execute("BEGIN EXCLUSIVE")
+    connection.execute("BEGIN EXCLUSIVE")
     with pytest.raises(TransientError, match="is locked by another connection"):
         opened.query("SELECT id FROM t")
     with pytest.raises(TransientError, match="is locked by another connection"):
         SqliteSession(path, create=False)
-    other.execute("COMMIT")
+    connection.execute("COMMIT")
     assert opened.query("SELECT id FROM t") == []
     opened.close()
-    other.close()
+    connection.close()
 
 
 def test_rejected_statement_names_the_database(tmp_path: Path) -> None:

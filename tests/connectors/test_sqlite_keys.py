@@ -4,10 +4,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.connectors.sqlite import connector
-from tests.connectors.stream_client import (
-    Driven,
+from tests.connectors.connector_client import (
+    ConnectorClient,
     Row,
-    Wanted,
+    TableBinding,
     collection,
     commit,
     loaded,
@@ -25,7 +25,7 @@ KINDS = {
 keys = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).flatmap(
     lambda kinds: st.tuples(
         st.just(kinds),
-        st.lists(st.tuples(*(KINDS[each][1] for each in kinds)), unique=True, min_size=1),
+        st.lists(st.tuples(*(KINDS[kind][1] for kind in kinds)), unique=True, min_size=1),
     )
 )
 
@@ -34,25 +34,29 @@ keys = st.lists(st.sampled_from(sorted(KINDS)), min_size=1, max_size=3).flatmap(
     max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None
 )
 @given(keys, st.data())
-def test_load_by_composite_key_returns_exactly_the_stored_documents(tmp_path_factory, drawn, data):
-    kinds, found = drawn
-    parts = [projection(f"k{at}", *KINDS[kind][0], must=True) for at, kind in enumerate(kinds)]
-    wanted = Wanted(collection(*parts, key=[each.ptr for each in parts]))
-    stored = [key for key in found if data.draw(st.booleans())]
-    driven = Driven(connector(), {"path": str(tmp_path_factory.mktemp("keys") / "x.db")})
-    driven.apply("v", wanted)
-    with driven.open("v", wanted) as (writer, [binding]):
+def test_load_by_composite_key_returns_exactly_the_stored_documents(
+    tmp_path_factory, key_types_and_keys, data
+):
+    kinds, keys = key_types_and_keys
+    parts = [
+        projection(f"k{index}", *KINDS[kind][0], must=True) for index, kind in enumerate(kinds)
+    ]
+    table_binding = TableBinding(collection(*parts, key=[part.ptr for part in parts]))
+    stored = [key for key in keys if data.draw(st.booleans())]
+    client = ConnectorClient(connector(), {"path": str(tmp_path_factory.mktemp("keys") / "x.db")})
+    client.apply("v", table_binding)
+    with client.open("v", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row(key, (), [*key]) for key in stored])
-        assert loaded(writer, binding, found) == loaded(writer, binding, stored)
-        assert len(loaded(writer, binding, found)) == len(stored)
+        assert loaded(writer, binding, keys) == loaded(writer, binding, stored)
+        assert len(loaded(writer, binding, keys)) == len(stored)
 
 
 def test_load_by_keys_with_integers_beyond_64_bits_returns_documents(tmp_path):
     parts = [projection("i", "integer", must=True), projection("j", "integer", must=True)]
-    wanted = Wanted(collection(*parts, key=["/i", "/j"]))
+    table_binding = TableBinding(collection(*parts, key=["/i", "/j"]))
     keys = [(2**64, 1), (1, 2**64), (1, 1), (2**63, -(2**63))]
-    driven = Driven(connector(), {"path": str(tmp_path / "x.db")})
-    driven.apply("v", wanted)
-    with driven.open("v", wanted) as (writer, [binding]):
+    client = ConnectorClient(connector(), {"path": str(tmp_path / "x.db")})
+    client.apply("v", table_binding)
+    with client.open("v", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row(key, (), [*key]) for key in keys])
         assert sorted(loaded(writer, binding, keys)) == sorted(map(list, keys))

@@ -16,7 +16,15 @@ from penstock.protocol.key_range import KeyRange
 from penstock.protocol.specs import Projection
 from penstock.sdk import Refused
 from penstock.sdk.sql.fence import create_checkpoints
-from tests.connectors.stream_client import Row, Sql, Wanted, collection, commit, loaded, projection
+from tests.connectors.connector_client import (
+    Row,
+    Sql,
+    TableBinding,
+    collection,
+    commit,
+    loaded,
+    projection,
+)
 
 CASES = {
     case["id"]: case
@@ -69,7 +77,7 @@ def field(name: str, *types: str) -> Projection:
 
 KEY = projection("theKey", "string", must=True)
 KEYED = ("/theKey",)
-APPLIED = Wanted(
+APPLIED = TableBinding(
     collection(KEY, *map(field, ("string", "bool", "int", "number")), key=KEYED),
     fields=("string", "bool", "int"),
 )
@@ -82,16 +90,16 @@ def test_every_validate_and_apply_vector_has_a_test() -> None:
 @pytest.mark.parametrize("case", NEW.values(), ids=NEW.keys())
 def test_validate_for_new_table_returns_constraints_of_vector(sql: Sql, case: Any) -> None:
     names = [each for each in case["input"]["fields"] if each not in ("flow_document", "theKey")]
-    wanted = Wanted(collection(KEY, *map(field, names), key=KEYED))
-    [found] = sql.driven.validate(wanted)
+    table_binding = TableBinding(collection(KEY, *map(field, names), key=KEYED))
+    [found] = sql.client.validate(table_binding)
     said = {name: constraint.type.name for name, constraint in found.constraints.items()}
     assert said == case["expect"]["constraints"]
 
 
 def test_constr_04_validate_for_existing_table_returns_constraints(sql: Sql) -> None:
     expected = CASES["constr-04"]["expect"]
-    sql.driven.apply("v1", APPLIED)
-    changed = Wanted(
+    sql.client.apply("v1", APPLIED)
+    changed = TableBinding(
         collection(
             KEY,
             projection("string", "string", must=True),
@@ -101,17 +109,17 @@ def test_constr_04_validate_for_existing_table_returns_constraints(sql: Sql) -> 
             key=KEYED,
         )
     )
-    [found] = sql.driven.validate(changed)
+    [found] = sql.client.validate(changed)
     said = {name: constraint.type.name for name, constraint in found.constraints.items()}
     same = ("theKey", "string", "bool", "flow_document")
     assert {name: said[name] for name in same} == {name: expected[name] for name in same}
     assert said["int"] == "FIELD_REQUIRED"
     assert said["number"] == "LOCATION_RECOMMENDED"
 
-    back = Wanted(
+    back = TableBinding(
         collection(KEY, field("string", "object"), field("bool"), field("int"), key=KEYED)
     )
-    [found] = sql.driven.validate(back)
+    [found] = sql.client.validate(back)
     if sql.connector.name != "sqlite":  # SQLite stores objects as text.
         assert found.constraints["string"].type.name == expected["int"] == "UNSATISFIABLE"
 
@@ -119,71 +127,71 @@ def test_constr_04_validate_for_existing_table_returns_constraints(sql: Sql) -> 
 @pytest.mark.parametrize("case", ["apply-01", "apply-n11"])
 def test_switch_from_delta_to_standard_updates_is_rejected_by_validate(sql: Sql, case: str) -> None:
     assert "Validate error" in CASES[case]["expect"]["outcome"]
-    delta = Wanted(APPLIED.collection, options={"delta_updates": True})
-    standard = Wanted(APPLIED.collection)
-    sql.driven.apply("v1", standard)
-    sql.driven.validate(delta)
-    sql.driven.apply("v2", delta)
+    delta = TableBinding(APPLIED.collection, options={"delta_updates": True})
+    standard = TableBinding(APPLIED.collection)
+    sql.client.apply("v1", standard)
+    sql.client.validate(delta)
+    sql.client.apply("v2", delta)
     said = CASES["apply-n11"]["expect"]["outcome"].removeprefix("Validate error: ")
     with pytest.raises(Refused, match=said):
-        sql.driven.validate(standard)
+        sql.client.validate(standard)
 
 
 def test_apply_02_two_bindings_of_one_table_are_rejected(sql: Sql) -> None:
     with pytest.raises(Refused, match="duplicate binding"):
-        sql.driven.validate(APPLIED, APPLIED)
+        sql.client.validate(APPLIED, APPLIED)
 
 
 def test_apply_03_same_version_again_changes_nothing(sql: Sql) -> None:
-    assert sql.driven.apply("v1", APPLIED) != ""
-    assert sql.driven.apply("v1", APPLIED) == ""
+    assert sql.client.apply("v1", APPLIED) != ""
+    assert sql.client.apply("v1", APPLIED) == ""
 
 
 def test_apply_06_delete_of_other_version_is_rejected(sql: Sql) -> None:
-    sql.driven.apply("v1", APPLIED)
+    sql.client.apply("v1", APPLIED)
     with pytest.raises(Refused, match=r'"v1".*"v2"'):
-        sql.driven.delete("v2", APPLIED)
-    with sql.driven.open("v1", APPLIED):
+        sql.client.delete("v2", APPLIED)
+    with sql.client.open("v1", APPLIED):
         pass
 
 
 def test_apply_07_open_of_other_version_is_rejected(sql: Sql) -> None:
-    sql.driven.apply("v1", APPLIED)
-    with pytest.raises(Refused, match=r'"v1".*"v2"'), sql.driven.open("v2", APPLIED):
+    sql.client.apply("v1", APPLIED)
+    with pytest.raises(Refused, match=r'"v1".*"v2"'), sql.client.open("v2", APPLIED):
         pass
 
 
 def test_apply_08_open_before_apply_is_rejected(sql: Sql) -> None:
-    with pytest.raises(Refused, match="has not been applied"), sql.driven.open("v1", APPLIED):
+    with pytest.raises(Refused, match="has not been applied"), sql.client.open("v1", APPLIED):
         pass
 
 
 def test_apply_n03_added_field_adds_a_column(sql: Sql) -> None:
-    sql.driven.apply("v1", APPLIED)
-    sql.driven.apply("v2", Wanted(APPLIED.collection))
+    sql.client.apply("v1", APPLIED)
+    sql.client.apply("v2", TableBinding(APPLIED.collection))
     assert sql.sql(f"SELECT number FROM {sql.table('things')}") == []
 
 
 def test_apply_n06_integer_column_is_migrated_to_text(sql: Sql) -> None:
-    sql.driven.apply("v1", APPLIED)
-    with sql.driven.open("v1", APPLIED) as (writer, [things]):
+    sql.client.apply("v1", APPLIED)
+    with sql.client.open("v1", APPLIED) as (writer, [things]):
         commit(writer, things, [Row(("k",), ("s", True, 7), {})])
     text = collection(KEY, field("string"), field("bool"), field("int", "string"), key=KEYED)
-    sql.driven.apply("v2", Wanted(text))
+    sql.client.apply("v2", TableBinding(text))
     assert sql.sql(f"SELECT int FROM {sql.table('things')}") == [("7",)]
 
 
 def test_apply_n14_removed_binding_leaves_its_table(sql: Sql) -> None:
-    other = Wanted(APPLIED.collection, "others")
-    sql.driven.apply("v1", APPLIED, other)
-    sql.driven.apply("v2", other)
+    other = TableBinding(APPLIED.collection, "others")
+    sql.client.apply("v1", APPLIED, other)
+    sql.client.apply("v2", other)
     assert sql.sql(f"SELECT * FROM {sql.table('things')}") == []
 
 
 def test_driver_01_scenario_from_validate_to_third_commit(sql: Sql) -> None:
     given, expected = CASES["driver-01"]["input"], CASES["driver-01"]["expect"]
     name, *range_and_fence, checkpoint = given["seed_checkpoint_row"]
-    driven = dataclasses.replace(sql.driven, name=name)
+    client = dataclasses.replace(sql.client, name=name)
     kinds = {**given["collection"]["properties"]}
     key = kinds.pop("theKey")
     things = collection(
@@ -191,16 +199,16 @@ def test_driver_01_scenario_from_validate_to_third_commit(sql: Sql) -> None:
         *(projection(field, kind) for field, kind in kinds.items()),
         key=given["collection"]["key"],
     )
-    wanted = Wanted(things, fields=given["field_selection"]["values"])
+    table_binding = TableBinding(things, fields=given["field_selection"]["values"])
 
     def constraints() -> dict[str, str]:
-        [found] = driven.validate(Wanted(things))
+        [found] = client.validate(TableBinding(things))
         return {field: each.type.name for field, each in found.constraints.items()}
 
     assert constraints() == expected["validate_new"]
-    assert "CREATE TABLE" in driven.apply("v1", wanted, dry_run=True)
+    assert "CREATE TABLE" in client.apply("v1", table_binding, dry_run=True)
     assert constraints() == expected["validate_new"]
-    driven.apply("v1", wanted)
+    client.apply("v1", table_binding)
     then = constraints()
     same = [field for field in expected["validate_after_apply"] if field != "number"]
     assert {field: then[field] for field in same} == {
@@ -216,7 +224,7 @@ def test_driver_01_scenario_from_validate_to_third_commit(sql: Sql) -> None:
         )
 
     counts = []
-    opened = driven.open("v1", wanted, key_range=KeyRange(*given["open_range"]))
+    opened = client.open("v1", table_binding, key_range=KeyRange(*given["open_range"]))
     with opened as (writer, [binding]):
         assert writer.checkpoint.decode() == expected["opened_checkpoint"]
         for transaction in (given["txn1"], given["txn2"], given["txn3"]):

@@ -9,10 +9,10 @@ from penstock.protocol.messages import START_FROM_ZERO
 from penstock.protocol.specs import ConstraintType
 from penstock.sdk import Refused
 from penstock.servers.postgres import Database
-from tests.connectors.stream_client import (
-    Driven,
+from tests.connectors.connector_client import (
+    ConnectorClient,
     Row,
-    Wanted,
+    TableBinding,
     collection,
     commit,
     loaded,
@@ -23,12 +23,14 @@ ID = projection("id", "integer", must=True)
 
 
 @pytest.fixture
-def driven(database: Database) -> Driven:
-    return Driven(connector(), {"url": database.url(), "schema": "sink"})
+def client(database: Database) -> ConnectorClient:
+    return ConnectorClient(connector(), {"url": database.url(), "schema": "sink"})
 
 
-def things(*projections, schema=None, **options) -> Wanted:
-    return Wanted(collection(ID, *projections, schema=schema), document=False, options=options)
+def things(*projections, schema=None, **options) -> TableBinding:
+    return TableBinding(
+        collection(ID, *projections, schema=schema), document=False, options=options
+    )
 
 
 def columns(database: Database, table: str = "sink.things") -> list[tuple[str, str, bool]]:
@@ -49,54 +51,60 @@ def everything(database: Database) -> list[tuple]:
     ) + database.sql("SELECT nspname FROM pg_namespace ORDER BY 1")
 
 
-def test_apply_creates_schema_and_table_once(database: Database, driven: Driven) -> None:
+def test_apply_creates_schema_and_table_once(database: Database, client: ConnectorClient) -> None:
     number = projection("n", "number", must=True)
-    wanted = Wanted(collection(ID, number), document=False, options={"schema": "Other one"})
+    table_binding = TableBinding(
+        collection(ID, number), document=False, options={"schema": "Other one"}
+    )
     before = everything(database)
-    planned = driven.apply("v1", wanted, dry_run=True)
+    planned = client.apply("v1", table_binding, dry_run=True)
     assert everything(database) == before
 
-    assert driven.apply("v1", wanted) == planned
+    assert client.apply("v1", table_binding) == planned
     assert 'CREATE SCHEMA "Other one"' in planned
     assert columns(database, '"Other one".things') == [
         ("id", "bigint", True),
         ("n", "double precision", True),
     ]
-    assert driven.apply("v1", wanted) == driven.apply("v1", wanted, dry_run=True) == ""
+    assert (
+        client.apply("v1", table_binding) == client.apply("v1", table_binding, dry_run=True) == ""
+    )
 
 
-def test_apply_adds_new_field_as_nullable_column(database: Database, driven: Driven) -> None:
-    driven.apply("v1", things())
-    with driven.open("v1", things()) as (writer, [binding]):
+def test_apply_adds_new_field_as_nullable_column(
+    database: Database, client: ConnectorClient
+) -> None:
+    client.apply("v1", things())
+    with client.open("v1", things()) as (writer, [binding]):
         commit(writer, binding, [Row((1,))])
     wider = things(projection("n", "integer", must=True))
     before = everything(database)
-    planned = driven.apply("v2", wider, dry_run=True)
+    planned = client.apply("v2", wider, dry_run=True)
     assert everything(database) == before
 
-    assert driven.apply("v2", wider) == planned != ""
+    assert client.apply("v2", wider) == planned != ""
     assert columns(database) == [("id", "bigint", True), ("n", "bigint", False)]
-    assert driven.apply("v2", wider) == ""
-    with driven.open("v2", wider) as (writer, [binding]):
+    assert client.apply("v2", wider) == ""
+    with client.open("v2", wider) as (writer, [binding]):
         commit(writer, binding, [Row((2,), (7,))])
         assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1}, {"id": 2, "n": 7}]
 
 
 def test_apply_without_field_keeps_its_column_as_nullable(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", things(projection("n", "integer", must=True)))
-    driven.apply("v2", things())
+    client.apply("v1", things(projection("n", "integer", must=True)))
+    client.apply("v2", things())
     assert columns(database) == [("id", "bigint", True), ("n", "bigint", False)]
-    with driven.open("v2", things()) as (writer, [binding]):
+    with client.open("v2", things()) as (writer, [binding]):
         commit(writer, binding, [Row((1,))])
 
 
 def test_apply_drops_not_null_of_field_that_becomes_optional(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", things(projection("n", "integer", must=True)))
-    driven.apply("v2", things(projection("n", "integer")))
+    client.apply("v1", things(projection("n", "integer", must=True)))
+    client.apply("v2", things(projection("n", "integer")))
     assert columns(database)[1] == ("n", "bigint", False)
 
 
@@ -126,71 +134,71 @@ MIGRATED = {
 """Old projection, new projection, old value and new value, by field."""
 
 
-def test_apply_migrates_columns_in_place(driven: Driven) -> None:
+def test_apply_migrates_columns_in_place(client: ConnectorClient) -> None:
     old = things(*(before for before, _, _, _ in MIGRATED.values()))
     new = things(*(after for _, after, _, _ in MIGRATED.values()))
-    driven.apply("v1", old)
-    with driven.open("v1", old) as (writer, [binding]):
+    client.apply("v1", old)
+    with client.open("v1", old) as (writer, [binding]):
         values = tuple(value for _, _, value, _ in MIGRATED.values())
         commit(writer, binding, [Row((1,), values), Row((2,), (None,) * len(values))])
-    said = driven.validate(new)[0].constraints
+    said = client.validate(new)[0].constraints
     assert {said[name].type for name in MIGRATED} == {ConstraintType.FIELD_REQUIRED}
-    driven.apply("v2", new)
-    assert driven.apply("v2", new) == ""
-    with driven.open("v2", new) as (writer, [binding]):
+    client.apply("v2", new)
+    assert client.apply("v2", new) == ""
+    with client.open("v2", new) as (writer, [binding]):
         kept = {name: kept for name, (_, _, _, kept) in MIGRATED.items()}
         assert loaded(writer, binding, [(1,), (2,)]) == [{"id": 1, **kept}, {"id": 2}]
 
 
 def test_incompatible_type_change_is_rejected_by_validate_and_apply(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", things(projection("v", "string")))
+    client.apply("v1", things(projection("v", "string")))
     new = things(projection("v", "integer"), projection("w", "integer"))
-    said = driven.validate(new)[0].constraints["v"]
+    said = client.validate(new)[0].constraints["v"]
     assert said.type is ConstraintType.UNSATISFIABLE
     assert '"v" is text' in said.reason
     with pytest.raises(Refused, match=r'"v" of table "sink\.things" is text, not BIGINT'):
-        driven.apply("v2", new)
+        client.apply("v2", new)
     assert columns(database) == [("id", "bigint", True), ("v", "text", False)]
 
 
 def test_switch_to_delta_updates_drops_key_and_switch_back_is_rejected(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     standard, delta = things(), things(delta_updates=True)
-    driven.apply("v1", standard)
+    client.apply("v1", standard)
     database.sql('ALTER TABLE sink.things RENAME CONSTRAINT things_pkey TO "odd one"')
-    driven.validate(delta)
-    assert 'DROP CONSTRAINT "odd one"' in driven.apply("v2", delta)
-    assert driven.apply("v2", delta) == ""
-    with driven.open("v2", delta) as (writer, [binding]):
+    client.validate(delta)
+    assert 'DROP CONSTRAINT "odd one"' in client.apply("v2", delta)
+    assert client.apply("v2", delta) == ""
+    with client.open("v2", delta) as (writer, [binding]):
         commit(writer, binding, [Row((1,)), Row((1,))])
-    for refused in (driven.validate, lambda it: driven.apply("v3", it)):
+    for refused in (client.validate, lambda it: client.apply("v3", it)):
         with pytest.raises(Refused, match="delta updates to standard updates is not allowed"):
             refused(standard)
 
 
 def test_switch_to_soft_deletes_adds_flow_deleted_column(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", things())
-    driven.apply("v2", things(delete="soft"))
+    client.apply("v1", things())
+    client.apply("v2", things(delete="soft"))
     assert columns(database)[1] == ("flow_deleted", "boolean", False)
 
 
-def test_changed_key_is_rejected_by_postgres_connector(driven: Driven) -> None:
-    driven.apply("v1", things())
-    other = Wanted(
+def test_changed_key_is_rejected_by_postgres_connector(client: ConnectorClient) -> None:
+    client.apply("v1", things())
+    other = TableBinding(
         collection(ID, projection("k", "string", must=True), key=("/id", "/k")), document=False
     )
-    assert driven.validate(other)[0].constraints["k"].type is ConstraintType.UNSATISFIABLE
+    assert client.validate(other)[0].constraints["k"].type is ConstraintType.UNSATISFIABLE
     with pytest.raises(Refused, match=r"key \(id\), not \(id, k\)"):
-        driven.apply("v2", other)
+        client.apply("v2", other)
 
 
 def test_foreign_table_is_adopted_only_with_adopt_option(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     database.sql(
         "CREATE SCHEMA sink; CREATE TABLE sink.things (v varchar(3) NOT NULL, extra int, "
@@ -198,11 +206,11 @@ def test_foreign_table_is_adopted_only_with_adopt_option(
     )
     value = projection("v", "string")
     with pytest.raises(Refused, match="did not create it"):
-        driven.validate(things(value))
+        client.validate(things(value))
     adopted = things(value, adopt=True)
-    driven.validate(adopted)
-    driven.apply("v1", adopted)
-    with driven.open("v1", adopted) as (writer, [binding]):
+    client.validate(adopted)
+    client.apply("v1", adopted)
+    with client.open("v1", adopted) as (writer, [binding]):
         commit(writer, binding, [Row((2**40,), ("longer",))])
         assert loaded(writer, binding, [(1,), (2**40,)]) == [
             {"id": 1, "v": "old"},
@@ -210,27 +218,29 @@ def test_foreign_table_is_adopted_only_with_adopt_option(
         ]
 
 
-def test_binding_to_view_is_rejected(database: Database, driven: Driven) -> None:
+def test_binding_to_view_is_rejected(database: Database, client: ConnectorClient) -> None:
     database.sql("CREATE SCHEMA sink; CREATE VIEW sink.things AS SELECT 1 AS id")
-    for deed in (driven.validate, lambda it: driven.apply("v1", it)):
+    for deed in (client.validate, lambda it: client.apply("v1", it)):
         with pytest.raises(Refused, match=r'relation "sink\.things" is not a table'):
             deed(things(adopt=True))
 
 
-def test_delete_drops_table_and_keeps_fence_row(database: Database, driven: Driven) -> None:
-    wanted = things()
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+def test_delete_drops_table_and_keeps_fence_row(
+    database: Database, client: ConnectorClient
+) -> None:
+    table_binding = things()
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row((1,))])
     before = everything(database)
-    planned = driven.delete("v1", wanted, dry_run=True)
+    planned = client.delete("v1", table_binding, dry_run=True)
     assert everything(database) == before
-    assert driven.delete("v1", wanted) == planned != ""
+    assert client.delete("v1", table_binding) == planned != ""
     # The fence row stays: an older stream that holds the fence cannot commit.
     left = database.sql("SELECT fence, checkpoint FROM sink.flow_checkpoints_v1")
     assert left == [(2, base64.b64encode(START_FROM_ZERO).decode())]
     assert database.sql("SELECT to_regclass('sink.things')") == [(None,)]
-    assert driven.delete("v1", wanted) == ""
+    assert client.delete("v1", table_binding) == ""
 
 
 # Types from `x-postgres-type` annotations.
@@ -257,7 +267,7 @@ SAID = {
 }
 
 
-def typed(*said: str) -> Wanted:
+def typed(*said: str) -> TableBinding:
     return things(
         *(projection(f"v{at}", "string") for at in range(len(said))),
         schema={"properties": {f"v{at}": {"x-postgres-type": it} for at, it in enumerate(said)}},
@@ -265,30 +275,30 @@ def typed(*said: str) -> Wanted:
 
 
 def test_annotated_postgres_type_is_used_if_it_exists_in_endpoint(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     database.sql(
         "CREATE TYPE public.mood AS ENUM ('sad', 'ok'); CREATE SCHEMA \"odd schema\"; "
         'CREATE TYPE "odd schema"."Odd {Type}" AS ENUM (\'x\'); '
         "CREATE DOMAIN public.price AS numeric(10, 2) NOT NULL"
     )
-    wanted = typed(*SAID)
-    driven.apply("v1", wanted)
+    table_binding = typed(*SAID)
+    client.apply("v1", table_binding)
     found = database.sql(
         "SET search_path = ''; SELECT format_type(atttypid, atttypmod) FROM pg_attribute "
         "WHERE attrelid = 'sink.things'::regclass AND attname LIKE 'v%' ORDER BY attnum"
     )
     assert dict(zip(SAID, (kind for (kind,) in found), strict=True)) == SAID
-    assert driven.apply("v1", wanted) == ""
-    said = driven.validate(wanted)[0].constraints
+    assert client.apply("v1", table_binding) == ""
+    said = client.validate(table_binding)[0].constraints
     assert {said[f"v{at}"].type for at in range(len(SAID))} == {ConstraintType.FIELD_REQUIRED}
 
 
 def test_annotated_numeric_type_is_widened_and_never_narrowed(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", typed("numeric(10,2)"))
-    driven.apply("v2", typed("numeric(14,4)"))
+    client.apply("v1", typed("numeric(10,2)"))
+    client.apply("v2", typed("numeric(14,4)"))
     assert columns(database)[1][1] == "numeric(14,4)"
     with pytest.raises(Refused, match=r"is numeric\(14,4\), not integer"):
-        driven.apply("v3", typed("integer"))
+        client.apply("v3", typed("integer"))

@@ -19,17 +19,18 @@ TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6
 def test_csv_of_columns_round_trips_and_distinguishes_empty_from_null(
     rows: list[tuple], skipped: int
 ) -> None:
-    kinds = (pa.binary(), pa.bool_(), pa.string())
+    types = (pa.binary(), pa.bool_(), pa.string())
     columns = [
-        pa.array([row[at] for row in rows], kind).slice(skipped) for at, kind in enumerate(kinds)
+        pa.array([row[index] for row in rows], type_).slice(skipped)
+        for index, type_ in enumerate(types)
     ]
     text = csv_of(columns).to_pybytes().decode()
-    found = [*csv.reader(io.StringIO(text, newline=""), strict=True)]
-    assert found == [[shown(value) for value in row] for row in rows[skipped:]]
+    parsed_rows = [*csv.reader(io.StringIO(text, newline=""), strict=True)]
+    assert parsed_rows == [[csv_text(value) for value in row] for row in rows[skipped:]]
     assert text.count('""') >= sum(row[2] == "" for row in rows[skipped:])
 
 
-def shown(value: object) -> str:
+def csv_text(value: object) -> str:
     match value:
         case None:
             return ""

@@ -31,17 +31,19 @@ def field(*types: str, key: bool = False, annotations: dict | None = None, **str
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_column_type_equals_type_of_vector(case: dict) -> None:
-    said = case["input"]["json_type"]
-    if said.endswith("as KEY"):
-        fields = [field("string", key=True, format=each) for each in said.split()[0].split("/")]
+    json_type = case["input"]["json_type"]
+    if json_type.endswith("as KEY"):
+        fields = [
+            field("string", key=True, format=format_) for format_ in json_type.split()[0].split("/")
+        ]
     else:
-        kind, _, form = said.partition(" format=")
+        kind, _, form = json_type.partition(" format=")
         fields = [field(kind, format=form) if form else field(kind)]
-    assert {DIALECT.column_type(each) for each in fields} == {case["expect"]["column"]}
+    assert {DIALECT.column_type(field_) for field_ in fields} == {case["expect"]["column"]}
 
 
 @pytest.mark.parametrize(
-    ("of", "expected"),
+    ("field_", "expected"),
     [
         (field("integer"), "BIGINT"),
         (field("integer", "null"), "BIGINT"),
@@ -58,14 +60,16 @@ def test_column_type_equals_type_of_vector(case: dict) -> None:
         (field("array"), "JSON"),
         (field("string", "integer"), "JSON"),
     ],
-    ids=lambda it: it if isinstance(it, str) else "/".join(it.inference.types),
+    ids=lambda parameter: (
+        parameter if isinstance(parameter, str) else "/".join(parameter.inference.types)
+    ),
 )
-def test_column_type_of_field_is_expected_postgres_type(of: Field, expected: str) -> None:
-    assert DIALECT.column_type(of) == expected
+def test_column_type_of_field_is_expected_postgres_type(field_: Field, expected: str) -> None:
+    assert DIALECT.column_type(field_) == expected
 
 
 @pytest.mark.parametrize(
-    ("of", "said", "base", "kept"),
+    ("field_", "annotated_type", "base", "uses_annotation"),
     [
         (field("string"), "numeric(10,2)", "numeric", True),
         (field("string", key=True), "timestamp with time zone", "timestamp with time zone", True),
@@ -79,18 +83,26 @@ def test_column_type_of_field_is_expected_postgres_type(of: Field, expected: str
     ids=str,
 )
 def test_column_type_is_annotated_type_if_it_can_hold_the_values(
-    of: Field, said: str, base: str, kept: bool
+    field_: Field, annotated_type: str, base: str, uses_annotation: bool
 ) -> None:
     annotated = Field(
-        of.name, of.ptr, of.kind, of.inference, of.is_key, {}, {"x-postgres-type": said}
+        field_.name,
+        field_.ptr,
+        field_.kind,
+        field_.inference,
+        field_.is_key,
+        {},
+        {"x-postgres-type": annotated_type},
     )
-    knowing = PostgresDialect({said: EndpointType(said, base)})
-    assert knowing.column_type(annotated) == (said if kept else DIALECT.column_type(of))
-    assert DIALECT.column_type(annotated) == DIALECT.column_type(of)
+    dialect = PostgresDialect({annotated_type: EndpointType(annotated_type, base)})
+    assert dialect.column_type(annotated) == (
+        annotated_type if uses_annotation else DIALECT.column_type(field_)
+    )
+    assert DIALECT.column_type(annotated) == DIALECT.column_type(field_)
 
 
 @pytest.mark.parametrize(
-    ("there", "said", "fit"),
+    ("existing", "annotated_type", "fit"),
     [
         ("numeric(10,2)", "numeric(10,2)", Fit.COMPATIBLE),
         ("numeric(10,2)", "numeric(12,2)", Fit.MIGRATABLE),
@@ -119,15 +131,15 @@ def test_column_type_is_annotated_type_if_it_can_hold_the_values(
     ],
 )
 def test_fit_of_annotated_type_is_migratable_only_if_lossless(
-    there: str, said: str, fit: Fit
+    existing: str, annotated_type: str, fit: Fit
 ) -> None:
-    of = field("string", annotations={"x-postgres-type": said})
-    knowing = PostgresDialect({said: EndpointType(said, said)})
-    assert knowing.fit(Column("f", there, nullable=True), of) is fit
+    field_ = field("string", annotations={"x-postgres-type": annotated_type})
+    dialect = PostgresDialect({annotated_type: EndpointType(annotated_type, annotated_type)})
+    assert dialect.fit(Column("f", existing, nullable=True), field_) is fit
 
 
 @pytest.mark.parametrize(
-    ("there", "of", "fit"),
+    ("existing", "field_", "fit"),
     [
         ("bigint", field("integer"), Fit.COMPATIBLE),
         ("numeric", field("integer"), Fit.COMPATIBLE),
@@ -148,8 +160,10 @@ def test_fit_of_annotated_type_is_migratable_only_if_lossless(
     ],
     ids=str,
 )
-def test_fit_of_existing_column_depends_on_field_type(there: str, of: Field, fit: Fit) -> None:
-    assert DIALECT.fit(Column("f", there, nullable=True), of) is fit
+def test_fit_of_existing_column_depends_on_field_type(
+    existing: str, field_: Field, fit: Fit
+) -> None:
+    assert DIALECT.fit(Column("f", existing, nullable=True), field_) is fit
 
 
 def test_fit_of_integer_key_column_with_text_field_is_incompatible() -> None:

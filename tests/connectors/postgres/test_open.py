@@ -18,25 +18,25 @@ from penstock.errors import Fenced, PenstockError, TransientError
 from penstock.protocol.key_range import WHOLE, KeyRange
 from penstock.sdk import Refused
 from penstock.servers.postgres import Database, PostgresServer
-from tests.connectors.stream_client import (
-    Driven,
+from tests.connectors.connector_client import (
+    ConnectorClient,
     Row,
-    Wanted,
+    TableBinding,
     collection,
     commit,
     loaded,
     projection,
 )
 
-THINGS = Wanted(
+THINGS = TableBinding(
     collection(projection("id", "integer", must=True), projection("s", "string")), document=False
 )
 LOWER, UPPER = WHOLE.split()
 
 
 @pytest.fixture
-def driven(database: Database) -> Driven:
-    made = Driven(connector(), {"url": database.url()})
+def client(database: Database) -> ConnectorClient:
+    made = ConnectorClient(connector(), {"url": database.url()})
     made.apply("v1", THINGS)
     return made
 
@@ -45,20 +45,20 @@ def checkpoints(database: Database) -> list[tuple]:
     return database.sql("SELECT key_begin, fence, checkpoint FROM flow_checkpoints_v1 ORDER BY 1")
 
 
-def test_open_returns_last_committed_checkpoint(driven: Driven) -> None:
-    with driven.open("v1", THINGS) as (writer, [things]):
+def test_open_returns_last_committed_checkpoint(client: ConnectorClient) -> None:
+    with client.open("v1", THINGS) as (writer, [things]):
         commit(writer, things, [Row((1,), ("a",))], b"one")
         commit(writer, things, [], b"two")
-    with driven.open("v1", THINGS) as (writer, _):
+    with client.open("v1", THINGS) as (writer, _):
         assert writer.checkpoint == b"two"
-    with driven.open("v1", THINGS, key_range=LOWER) as (writer, _):
+    with client.open("v1", THINGS, key_range=LOWER) as (writer, _):
         assert writer.checkpoint == b"two"
 
 
 def test_open_terminates_zombie_session_that_is_committing(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    with driven.open("v1", THINGS) as (zombie, [things]):
+    with client.open("v1", THINGS) as (zombie, [things]):
         commit(zombie, things, [Row((1,), ("old",))], b"before")
         with psycopg.connect(database.url()) as other:
             # The lock blocks the zombie after its checkpoint and stores, before its COMMIT.
@@ -69,7 +69,7 @@ def test_open_terminates_zombie_session_that_is_committing(
             until(lambda: bool(waiting(database)))
             [(pid,)] = waiting(database)
 
-            with driven.open("v1", THINGS) as (writer, [things]):
+            with client.open("v1", THINGS) as (writer, [things]):
                 thread.join()
                 assert isinstance(raised[0], Fenced)
                 assert writer.checkpoint == b"before"
@@ -102,17 +102,17 @@ def until(holds: Callable[[], bool]) -> None:
 
 
 def test_open_terminates_zombie_that_locks_its_fence_row(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     """A process stopped between its last statement and COMMIT still locks the row."""
-    with driven.open("v1", THINGS) as (zombie, _):
+    with client.open("v1", THINGS) as (zombie, _):
         name = database.sql(
             "SELECT application_name FROM pg_stat_activity "
             "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
         )[0][0]
         with psycopg.connect(database.url(), application_name=name) as stopped:
             stopped.execute("UPDATE flow_checkpoints_v1 SET checkpoint = 'em9tYmll'")
-            with driven.open("v1", THINGS) as (writer, _):
+            with client.open("v1", THINGS) as (writer, _):
                 assert writer.checkpoint == zombie.checkpoint
             with pytest.raises(psycopg.OperationalError):
                 stopped.commit()
@@ -120,24 +120,24 @@ def test_open_terminates_zombie_that_locks_its_fence_row(
 
 
 def test_open_leaves_siblings_and_other_materializations_running(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    other = Driven(driven.connector, driven.endpoint, "another")
-    elsewhere = Driven(driven.connector, {**driven.endpoint, "schema": "elsewhere"})
-    theirs = Wanted(THINGS.collection, "theirs", document=False)
+    other = ConnectorClient(client.connector, client.endpoint, "another")
+    elsewhere = ConnectorClient(client.connector, {**client.endpoint, "schema": "elsewhere"})
+    theirs = TableBinding(THINGS.collection, "theirs", document=False)
     other.apply("v1", theirs)
     elsewhere.apply("v1", THINGS)
     with (
         other.open("v1", theirs) as (of_another, [others]),
         elsewhere.open("v1", THINGS) as (of_elsewhere, [far]),
-        driven.open("v1", THINGS, key_range=LOWER) as (lower, [things]),
-        driven.open("v1", THINGS, key_range=UPPER) as (upper, _),
+        client.open("v1", THINGS, key_range=LOWER) as (lower, [things]),
+        client.open("v1", THINGS, key_range=UPPER) as (upper, _),
     ):
         commit(of_another, others, [Row((1,), ("a",))])
         commit(of_elsewhere, far, [Row((1,), ("a",))])
         commit(lower, things, [Row((1,), ("a",))])
         commit(upper, things, [Row((2,), ("b",))])
-        with driven.open("v1", THINGS, key_range=KeyRange(0, 5)), pytest.raises(Fenced):
+        with client.open("v1", THINGS, key_range=KeyRange(0, 5)), pytest.raises(Fenced):
             commit(lower, things, [Row((3,), ("zombie",))])
         commit(upper, things, [Row((4,), ("d",))])
         commit(of_another, others, [Row((2,), ("b",))])
@@ -146,15 +146,15 @@ def test_open_leaves_siblings_and_other_materializations_running(
 
 
 def test_open_names_locking_session_it_may_not_terminate(
-    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+    database: Database, client: ConnectorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(session, "LOCK_TIMEOUT_S", 1)
     database.sql(
         "DROP ROLE IF EXISTS small; CREATE ROLE small LOGIN; "
         "GRANT ALL ON ALL TABLES IN SCHEMA public TO small"
     )
-    small = Driven(connector(), {"url": database.url(user="small")})
-    with driven.open("v1", THINGS), psycopg.connect(database.url()) as older:
+    small = ConnectorClient(connector(), {"url": database.url(user="small")})
+    with client.open("v1", THINGS), psycopg.connect(database.url()) as older:
         older.execute("UPDATE flow_checkpoints_v1 SET fence = fence")
         [(pid,)] = older.execute("SELECT pg_backend_pid()").fetchall()
         with (
@@ -169,11 +169,13 @@ def test_open_names_locking_session_it_may_not_terminate(
     database.sql("DROP OWNED BY small; DROP ROLE small")
 
 
-def test_zombie_that_is_not_terminated_cannot_commit(database: Database, driven: Driven) -> None:
-    with driven.open("v1", THINGS) as (zombie, [things]):
+def test_zombie_that_is_not_terminated_cannot_commit(
+    database: Database, client: ConnectorClient
+) -> None:
+    with client.open("v1", THINGS) as (zombie, [things]):
         # Simulate a session of another role, which `pg_stat_activity` hides.
         zombie._session.connection.execute("SET application_name = 'hidden'")  # type: ignore[attr-defined]
-        with driven.open("v1", THINGS) as (writer, [others]):
+        with client.open("v1", THINGS) as (writer, [others]):
             commit(writer, others, [Row((1,), ("new",))], b"new")
             with pytest.raises(Fenced, match="is fenced"):
                 commit(zombie, things, [Row((1,), ("old",)), Row((2,), ("old",))], b"old")
@@ -184,10 +186,10 @@ def test_zombie_that_is_not_terminated_cannot_commit(database: Database, driven:
 
 
 def test_session_ended_by_a_newer_stream_that_has_closed_is_fenced(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    with driven.open("v1", THINGS) as (zombie, [things]):
-        with driven.open("v1", THINGS) as (writer, [others]):
+    with client.open("v1", THINGS) as (zombie, [things]):
+        with client.open("v1", THINGS) as (writer, [others]):
             commit(writer, others, [Row((1,), ("new",))], b"new")
         until(lambda: sessions(database) == 0)
         with pytest.raises(Fenced, match="is fenced"):
@@ -204,9 +206,9 @@ def sessions(database: Database) -> int:
 
 
 def test_commit_after_session_ended_by_administrator_is_not_fenced(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    with driven.open("v1", THINGS) as (writer, [things]):
+    with client.open("v1", THINGS) as (writer, [things]):
         database.sql(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
@@ -226,9 +228,9 @@ def test_commit_after_session_ended_by_administrator_is_not_fenced(
     ids=["empty", "copied", "dropped"],
 )
 def test_commit_after_fence_table_was_replaced_is_rejected(
-    database: Database, driven: Driven, rows: str | None, message: str
+    database: Database, client: ConnectorClient, rows: str | None, message: str
 ) -> None:
-    with driven.open("v1", THINGS) as (writer, [things]):
+    with client.open("v1", THINGS) as (writer, [things]):
         commit(writer, things, [Row((1,), ("a",))], b"one")
         database.sql("ALTER TABLE flow_checkpoints_v1 RENAME TO earlier")
         if rows is not None:
@@ -242,9 +244,9 @@ def test_commit_after_fence_table_was_replaced_is_rejected(
 
 
 def test_lost_session_of_replaced_fence_table_is_no_fence(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    with driven.open("v1", THINGS) as (writer, [things]):
+    with client.open("v1", THINGS) as (writer, [things]):
         database.sql("ALTER TABLE flow_checkpoints_v1 RENAME TO earlier")
         database.sql("CREATE TABLE flow_checkpoints_v1 (LIKE earlier)")
         database.sql(
@@ -300,7 +302,7 @@ def test_identity_without_a_readable_system_compares_database_and_table() -> Non
 @pytest.mark.parametrize("readable", [False, True])
 @pytest.mark.parametrize("part", ["", "system", "database", "table"])
 def test_condition_of_an_identity_holds_in_its_endpoint_alone(
-    database: Database, driven: Driven, readable: bool, part: str
+    database: Database, client: ConnectorClient, readable: bool, part: str
 ) -> None:
     path = '"public"."flow_checkpoints_v1"'
     server = PostgresEndpoint.model_validate({"url": database.url()}).server()
@@ -316,7 +318,7 @@ def test_condition_of_an_identity_holds_in_its_endpoint_alone(
 
 
 def test_identity_read_by_a_role_without_privilege_has_no_system_identifier(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     path = '"public"."flow_checkpoints_v1"'
     database.sql(
@@ -402,7 +404,7 @@ def test_connection_errors_and_repr_do_not_contain_password(
 )
 def test_rejected_login_is_permanent(
     database: Database,
-    driven: Driven,
+    client: ConnectorClient,
     step: str,
     role: str,
     password: str,
@@ -414,7 +416,7 @@ def test_rejected_login_is_permanent(
         url = database.server.url(
             user=role, password=password, database=dbname or database.name, host="tcp"
         )
-        rejected = Driven(connector(), {"url": url})
+        rejected = ConnectorClient(connector(), {"url": url})
         steps = {
             "validate": lambda: rejected.validate(THINGS),
             "apply": lambda: rejected.apply("v2", THINGS),
@@ -431,11 +433,13 @@ def test_rejected_login_is_permanent(
 def test_server_that_is_down_is_transient(database: Database) -> None:
     url = database.url(host="tcp").replace(f":{database.server.port}/", ":1/")
     with pytest.raises(TransientError, match="could not connect"):
-        Driven(connector(), {"url": url}).validate(THINGS)
+        ConnectorClient(connector(), {"url": url}).validate(THINGS)
 
 
-def test_open_of_version_that_was_not_applied_leaves_running_stream(driven: Driven) -> None:
-    with driven.open("v1", THINGS) as (writer, [things]):
-        with pytest.raises(Refused, match='version "v2"'), driven.open("v2", THINGS):
+def test_open_of_version_that_was_not_applied_leaves_running_stream(
+    client: ConnectorClient,
+) -> None:
+    with client.open("v1", THINGS) as (writer, [things]):
+        with pytest.raises(Refused, match='version "v2"'), client.open("v2", THINGS):
             pass
         commit(writer, things, [Row((1,), ("a",))])

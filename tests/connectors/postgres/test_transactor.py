@@ -20,10 +20,10 @@ from penstock.errors import PenstockError
 from penstock.protocol.errors import RemoteProtocolError
 from penstock.sdk import Binding, Keys, Refused, Transactor
 from penstock.servers.postgres import Database
-from tests.connectors.stream_client import (
-    Driven,
+from tests.connectors.connector_client import (
+    ConnectorClient,
     Row,
-    Wanted,
+    TableBinding,
     collection,
     commit,
     documents,
@@ -34,49 +34,49 @@ from tests.connectors.stream_client import (
 THINGS = collection(
     projection("id", "integer", must=True), projection("n", "number"), projection("s", "string")
 )
-ID_N_S = Wanted(THINGS, fields=("n", "s"))
-SOFT = Wanted(THINGS, fields=("n", "s"), options={"delete": "soft"})
+ID_N_S = TableBinding(THINGS, fields=("n", "s"))
+SOFT = TableBinding(THINGS, fields=("n", "s"), options={"delete": "soft"})
 
 
 @pytest.fixture
-def driven(database: Database) -> Driven:
-    return Driven(connector(), {"url": database.url()})
+def client(database: Database) -> ConnectorClient:
+    return ConnectorClient(connector(), {"url": database.url()})
 
 
 def row(key: int, s: str, *, exists: bool = False) -> Row:
     return Row((key,), (key / 4, s), {"id": key, "s": s}, exists)
 
 
-def test_store_of_new_documents_inserts_rows(database: Database, driven: Driven) -> None:
-    driven.apply("v1", ID_N_S)
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+def test_store_of_new_documents_inserts_rows(database: Database, client: ConnectorClient) -> None:
+    client.apply("v1", ID_N_S)
+    with client.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(key, f"text {key}") for key in range(10)])
 
-    found = database.sql("SELECT id, n, s, flow_document::text FROM things ORDER BY id")
-    assert found == [
+    rows = database.sql("SELECT id, n, s, flow_document::text FROM things ORDER BY id")
+    assert rows == [
         (key, key / 4, f"text {key}", json.dumps({"id": key, "s": f"text {key}"}))
         for key in range(10)
     ]
 
 
-@pytest.mark.parametrize("said", [False, True], ids=["said to be new", "said to exist"])
+@pytest.mark.parametrize("exists", [False, True], ids=["flagged as new", "flagged as existing"])
 def test_store_with_wrong_exists_flag_upserts_rows(
-    database: Database, driven: Driven, said: bool
+    database: Database, client: ConnectorClient, exists: bool
 ) -> None:
-    driven.apply("v1", ID_N_S)
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+    client.apply("v1", ID_N_S)
+    with client.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(key, "old") for key in range(0, 10, 2)])
-        commit(writer, things, [row(key, "new", exists=said) for key in range(10)])
+        commit(writer, things, [row(key, "new", exists=exists) for key in range(10)])
 
     assert database.sql("SELECT id, s FROM things ORDER BY id") == [(k, "new") for k in range(10)]
 
 
 def test_store_of_new_rows_after_existing_row_in_small_chunks_keeps_all_rows(
-    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+    database: Database, client: ConnectorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
-    driven.apply("v1", ID_N_S)
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+    client.apply("v1", ID_N_S)
+    with client.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(4, "old")])
         commit(writer, things, [row(key, "new") for key in range(10)])
         commit(writer, things, [row(key, "newest") for key in range(10, 20)])
@@ -86,12 +86,12 @@ def test_store_of_new_rows_after_existing_row_in_small_chunks_keeps_all_rows(
     ]
 
 
-def test_store_of_deletes_removes_rows(database: Database, driven: Driven) -> None:
-    driven.apply("v1", ID_N_S)
-    gone = [Row((key,), (None, None), None, key != 7, delete=True) for key in (1, 7, 99)]
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+def test_store_of_deletes_removes_rows(database: Database, client: ConnectorClient) -> None:
+    client.apply("v1", ID_N_S)
+    deletes = [Row((key,), (None, None), None, key != 7, delete=True) for key in (1, 7, 99)]
+    with client.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(2, "b"), row(7, "c")])
-        commit(writer, things, [*gone, row(3, "d")])
+        commit(writer, things, [*deletes, row(3, "d")])
         assert loaded(writer, things, [(1,), (2,), (3,), (7,)]) == [
             {"id": 2, "s": "b"},
             {"id": 3, "s": "d"},
@@ -101,33 +101,33 @@ def test_store_of_deletes_removes_rows(database: Database, driven: Driven) -> No
 
 
 def test_two_tables_of_a_stream_are_loaded_updated_and_deleted_in_one_transaction(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    wanted = (ID_N_S, replace(ID_N_S, table="others"))
-    driven.apply("v1", *wanted)
-    with driven.open("v1", *wanted) as (writer, tables):
-        first = [[row(1, f"{each.index}a"), row(2, f"{each.index}b")] for each in tables]
-        gone = Row((2,), (None, None), None, exists=True, delete=True)
-        second = [[row(1, f"{each.index}c", exists=True), gone] for each in tables]
+    table_bindings = (ID_N_S, replace(ID_N_S, table="others"))
+    client.apply("v1", *table_bindings)
+    with client.open("v1", *table_bindings) as (writer, tables):
+        first = [[row(1, f"{table.index}a"), row(2, f"{table.index}b")] for table in tables]
+        delete = Row((2,), (None, None), None, exists=True, delete=True)
+        second = [[row(1, f"{table.index}c", exists=True), delete] for table in tables]
         for rows in (first, second):
             writer.store(documents(*pair) for pair in zip(tables, rows, strict=True))
             writer.start_commit(b"checkpoint")
-        keys = [Keys(each, pa.array([pack_row((1,)), pack_row((2,))])) for each in tables]
-        found = [
+        keys = [Keys(table, pa.array([pack_row((1,)), pack_row((2,))])) for table in tables]
+        loaded_texts = [
             (batch.binding.index, json.loads(document)["s"])
             for batch in writer.load(iter(keys))
             for document in batch.docs_json.to_pylist()
         ]
-    assert found == [(0, "0c"), (1, "1c")]
+    assert loaded_texts == [(0, "0c"), (1, "1c")]
     for index, table in enumerate(("things", "others")):
         assert database.sql(f"SELECT id, s FROM {table}") == [(1, f"{index}c")]
 
 
 def test_postgres_soft_deleted_rows_are_marked_and_not_loaded(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", SOFT)
-    with driven.open("v1", SOFT) as (writer, [things]):
+    client.apply("v1", SOFT)
+    with client.open("v1", SOFT) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(2, "b")])
         commit(writer, things, [Row((1,), (None, None), None, exists=True, delete=True)])
         assert database.sql("SELECT id, s, flow_deleted FROM things ORDER BY id") == [
@@ -144,10 +144,10 @@ def test_postgres_soft_deleted_rows_are_marked_and_not_loaded(
 
 
 def test_postgres_truncating_store_and_new_rows_commit_in_one_transaction(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", SOFT)
-    with driven.open("v1", SOFT) as (writer, [things]):
+    client.apply("v1", SOFT)
+    with client.open("v1", SOFT) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(2, "b")])
         emptying = replace(documents(things, []), empties=True)
         # An existing row is flagged as new: the table is truncated before the store.
@@ -165,11 +165,11 @@ def test_postgres_truncating_store_and_new_rows_commit_in_one_transaction(
 
 
 def test_postgres_delta_updates_append_rows_and_reject_deletes(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    delta = Wanted(THINGS, options={"delta_updates": True})
-    driven.apply("v1", delta)
-    with driven.open("v1", delta) as (writer, [things]):
+    delta = TableBinding(THINGS, options={"delta_updates": True})
+    client.apply("v1", delta)
+    with client.open("v1", delta) as (writer, [things]):
         commit(writer, things, [row(1, "a"), row(1, "b")])
         commit(writer, things, [row(1, "c", exists=True)])
         with pytest.raises(RemoteProtocolError, match="delta"):
@@ -179,11 +179,11 @@ def test_postgres_delta_updates_append_rows_and_reject_deletes(
 
 
 def test_table_without_value_columns_is_stored_and_loaded(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    wanted = Wanted(THINGS, fields=(), document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [things]):
+    table_binding = TableBinding(THINGS, fields=(), document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [things]):
         commit(writer, things, [Row((1,)), Row((2,))])
         commit(writer, things, [Row((2,), exists=True), Row((3,))])
         assert loaded(writer, things, [(1,), (3,), (4,)]) == [{"id": 1}, {"id": 3}]
@@ -192,11 +192,11 @@ def test_table_without_value_columns_is_stored_and_loaded(
 
 
 def test_key_stored_twice_in_a_transaction_is_rejected_by_postgres_connector(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
-    driven.apply("v1", ID_N_S)
+    client.apply("v1", ID_N_S)
     with (
-        driven.open("v1", ID_N_S) as (writer, [things]),
+        client.open("v1", ID_N_S) as (writer, [things]),
         pytest.raises(RemoteProtocolError, match="stored twice"),
     ):
         commit(writer, things, [row(1, "a"), row(1, "b")])
@@ -212,11 +212,11 @@ def test_key_stored_twice_in_a_transaction_is_rejected_by_postgres_connector(
     ],
 )
 def test_value_that_no_column_can_hold_raises_refused_naming_the_table(
-    database: Database, driven: Driven, bad: Row, words: str
+    database: Database, client: ConnectorClient, bad: Row, words: str
 ) -> None:
-    driven.apply("v1", ID_N_S)
+    client.apply("v1", ID_N_S)
     with (
-        driven.open("v1", ID_N_S) as (writer, [things]),
+        client.open("v1", ID_N_S) as (writer, [things]),
         pytest.raises(Refused, match=f'table "public.things".*({words})') as refused,
     ):
         commit(writer, things, [row(5, "good"), bad])
@@ -226,13 +226,13 @@ def test_value_that_no_column_can_hold_raises_refused_naming_the_table(
 
 
 def test_integer_key_with_large_maximum_is_stored_as_numeric(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     schema = {"properties": {"id": {"maximum": 2**80}}}
     things = collection(projection("id", "integer", must=True), schema=schema)
-    wanted = Wanted(things, document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    table_binding = TableBinding(things, document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row((2**64,)), Row((-5,)), Row((2**53 + 1,))])
         assert loaded(writer, binding, [(2**64,), (2**53 + 1,)]) == [
             {"id": 2**64},
@@ -243,12 +243,12 @@ def test_integer_key_with_large_maximum_is_stored_as_numeric(
 
 
 def test_integer_beyond_double_is_kept_in_document_column_or_rejected(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     big = 2**53 + 1
-    kept, put_together = ID_N_S, Wanted(THINGS, "others", ("n",), document=False)
-    driven.apply("v1", kept, put_together)
-    with driven.open("v1", kept, put_together) as (writer, [things, others]):
+    with_document, without_document = ID_N_S, TableBinding(THINGS, "others", ("n",), document=False)
+    client.apply("v1", with_document, without_document)
+    with client.open("v1", with_document, without_document) as (writer, [things, others]):
         commit(writer, things, [Row((1,), (big, None), {"id": 1, "n": big})])
         assert loaded(writer, things, [(1,)]) == [{"id": 1, "n": big}]
         with pytest.raises(Refused, match=f'{big} of "n"'):
@@ -271,7 +271,7 @@ EVERYTHING = collection(
     projection("odd", "string", ptr="/od~1d~0\"'%s"),
     key=("/id", "/k"),
 )
-DOUBLES = st.floats().map(lambda it: it + 0.0)
+DOUBLES = st.floats().map(lambda double: double + 0.0)
 """Doubles without -0: JSON prints -0, which Python parses as an integer."""
 
 TEXTS = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=8)
@@ -293,12 +293,12 @@ ROWS = st.tuples(
 
 def expected(key: tuple[int, str], values: tuple) -> dict:
     """Return the document of a row."""
-    truth, whole, num, text, data, obj, inner, deep, odd = values
-    found = {
+    truth, integer, num, text, data, obj, inner, deep, odd = values
+    document = {
         "id": key[0],
         "k": key[1],
         "bool": truth,
-        "int": whole,
+        "int": integer,
         "num": named(num),
         "str": text,
         "bytes": None if data is None else base64.b64encode(data).decode(),
@@ -307,8 +307,12 @@ def expected(key: tuple[int, str], values: tuple) -> dict:
         "od/d~\"'%s": odd,
     }
     if inner is None:
-        del found["in"]["n"]
-    return {name: it for name, it in found.items() if it is not None or name in ("bool", "num")}
+        del document["in"]["n"]
+    return {
+        name: value
+        for name, value in document.items()
+        if value is not None or name in ("bool", "num")
+    }
 
 
 def named(number: float | None) -> float | str | None:
@@ -319,15 +323,15 @@ def named(number: float | None) -> float | str | None:
 
 @pytest.fixture(scope="module")
 def everything(lent: Database) -> Iterator[tuple[Transactor, Binding[PostgresResource]]]:
-    driven = Driven(connector(), {"url": lent.url(), "schema": "everything"})
-    wanted = Wanted(EVERYTHING, document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    client = ConnectorClient(connector(), {"url": lent.url(), "schema": "everything"})
+    table_binding = TableBinding(EVERYTHING, document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         yield writer, binding
 
 
 @settings(max_examples=60)
-@given(st.lists(ROWS, max_size=8, unique_by=lambda it: it[0]), st.booleans())
+@given(st.lists(ROWS, max_size=8, unique_by=lambda row: row[0]), st.booleans())
 def test_documents_assembled_from_columns_round_trip(
     everything: tuple[Transactor, Binding[PostgresResource]], rows: list, exists: bool
 ) -> None:
@@ -335,9 +339,12 @@ def test_documents_assembled_from_columns_round_trip(
 
     commit(writer, binding, [Row(key, packed(values), exists=exists) for key, values in rows])
 
-    found = {(it["id"], it["k"]): it for it in loaded(writer, binding, [key for key, _ in rows])}
+    loaded_documents = {
+        (document["id"], document["k"]): document
+        for document in loaded(writer, binding, [key for key, _ in rows])
+    }
     # Compare parsed values, not text: 1.0 is 1 in JSON.
-    assert found == {key: expected(key, values) for key, values in rows}
+    assert loaded_documents == {key: expected(key, values) for key, values in rows}
 
 
 def packed(values: tuple) -> tuple:
@@ -348,17 +355,17 @@ def packed(values: tuple) -> tuple:
     return (*first, data, obj, inner, deep, odd)
 
 
-def test_document_of_400_fields_is_assembled(driven: Driven) -> None:
+def test_document_of_400_fields_is_assembled(client: ConnectorClient) -> None:
     names = [f"f{number}" for number in range(400)]
     many = collection(
         projection("id", "integer", must=True), *(projection(name, "integer") for name in names)
     )
-    wanted = Wanted(many, document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [things]):
+    table_binding = TableBinding(many, document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [things]):
         commit(writer, things, [Row((1,), tuple(range(400))), Row((2,), (None,) * 400)])
         assert loaded(writer, things, [(1,), (2,)]) == [
-            {"id": 1, **{name: at for at, name in enumerate(names)}},
+            {"id": 1, **{name: index for index, name in enumerate(names)}},
             {"id": 2},
         ]
 
@@ -377,54 +384,63 @@ FORMATS = [
 ]
 
 
-def test_string_formats_round_trip_in_canonical_form(driven: Driven) -> None:
+def test_string_formats_round_trip_in_canonical_form(client: ConnectorClient) -> None:
     fields = [
-        projection(f"{said} {at}", "string", format=said) for at, (said, _, _) in enumerate(FORMATS)
+        projection(f"{format_} {index}", "string", format=format_)
+        for index, (format_, _, _) in enumerate(FORMATS)
     ]
-    wanted = Wanted(collection(projection("id", "integer", must=True), *fields), document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    table_binding = TableBinding(
+        collection(projection("id", "integer", must=True), *fields), document=False
+    )
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row((1,), tuple(value for _, value, _ in FORMATS))])
-        [found] = loaded(writer, binding, [(1,)])
-    expected = [shown for _, _, shown in FORMATS]
-    assert [found[each.field] for each in fields] == expected
+        [document] = loaded(writer, binding, [(1,)])
+    expected = [canonical for _, _, canonical in FORMATS]
+    assert [document[field.field] for field in fields] == expected
 
 
-def test_text_with_copy_control_sequences_round_trips(database: Database, driven: Driven) -> None:
+def test_text_with_copy_control_sequences_round_trips(
+    database: Database, client: ConnectorClient
+) -> None:
     texts = ["\\.", "a\n\\.\nb", "\n", "\r\n\\.\r\n", '"', '""', ",", "\\N", "", " ", "NULL", "%s?"]
-    driven.apply("v1", ID_N_S)
+    client.apply("v1", ID_N_S)
     for exists in (False, True):
-        with driven.open("v1", ID_N_S) as (writer, [things]):
-            commit(writer, things, [row(at, text, exists=exists) for at, text in enumerate(texts)])
+        with client.open("v1", ID_N_S) as (writer, [things]):
+            commit(
+                writer,
+                things,
+                [row(index, text, exists=exists) for index, text in enumerate(texts)],
+            )
         assert database.sql("SELECT s FROM things ORDER BY id") == [(text,) for text in texts]
 
 
-def test_document_column_round_trips_byte_by_byte(driven: Driven) -> None:
-    wanted = Wanted(THINGS, fields=())
+def test_document_column_round_trips_byte_by_byte(client: ConnectorClient) -> None:
+    table_binding = TableBinding(THINGS, fields=())
     text = b'{"id" : 1, "b":1e2, "a":1.50, "a":"\\u0000"}'
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [things]):
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [things]):
         batch = replace(documents(things, [Row((1,))]), docs_json=pa.array([text], pa.binary()))
         writer.store(iter([batch]))
         writer.start_commit(b"")
-        [found] = writer.load(iter([batch.keys()]))
-        assert found.docs_json.to_pylist() == [text]
+        [response] = writer.load(iter([batch.keys()]))
+        assert response.docs_json.to_pylist() == [text]
 
 
 # Keys and names.
 
 
 def test_citext_keys_are_loaded_and_deleted_case_insensitively(
-    database: Database, driven: Driven
+    database: Database, client: ConnectorClient
 ) -> None:
     database.sql("CREATE SCHEMA ext; CREATE EXTENSION citext SCHEMA ext")
     schema = {"properties": {"id": {"x-postgres-type": "ext.citext"}}}
     things = collection(
         projection("id", "string", must=True), projection("n", "integer"), schema=schema
     )
-    wanted = Wanted(things, document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    table_binding = TableBinding(things, document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row(("MiXeD",), (1,))])
         assert loaded(writer, binding, [("mixed",)]) == [{"id": "MiXeD", "n": 1}]
         commit(writer, binding, [Row(("mixed",), (None,), exists=True, delete=True)])
@@ -440,7 +456,7 @@ def test_citext_keys_are_loaded_and_deleted_case_insensitively(
 def test_tables_and_columns_with_unusual_names_are_created_and_dropped(
     lent: Database, table: str
 ) -> None:
-    driven = Driven(connector(), {"url": lent.url()})
+    client = ConnectorClient(connector(), {"url": lent.url()})
     odd = collection(
         projection("id", "integer", must=True),
         projection(table, "string", ptr="/a"),
@@ -449,35 +465,35 @@ def test_tables_and_columns_with_unusual_names_are_created_and_dropped(
         projection("l" * 80 + "1", "string", ptr="/l1"),
         projection("l" * 80 + "2", "string", ptr="/l2"),
     )
-    wanted = Wanted(odd, table, document=False, options={"schema": table})
-    driven.apply("v1", wanted)
-    assert driven.apply("v1", wanted) == ""
+    table_binding = TableBinding(odd, table, document=False, options={"schema": table})
+    client.apply("v1", table_binding)
+    assert client.apply("v1", table_binding) == ""
     document = {"id": 1, "a": "b", "ctid": "c", "user": "d", "l1": "e", "l2": "f"}
-    with driven.open("v1", wanted) as (writer, [binding]):
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row((1,), tuple("bcdef"))])
         commit(writer, binding, [Row((1,), tuple("bcdef"), exists=True), Row((2,), (None,) * 5)])
         commit(writer, binding, [Row((2,), (None,) * 5, exists=True, delete=True)])
         assert loaded(writer, binding, [(1,), (2,)]) == [document]
-    driven.delete("v1", wanted)
-    left = lent.sql(
+    client.delete("v1", table_binding)
+    remaining_tables = lent.sql(
         "SELECT FROM pg_tables WHERE tablename NOT LIKE 'flow%' "
         "AND schemaname NOT IN ('pg_catalog', 'information_schema', 'everything')"
     )
-    assert left == []
+    assert remaining_tables == []
 
 
 # Sessions.
 
 
-def test_session_is_idle_outside_of_store(database: Database, driven: Driven) -> None:
+def test_session_is_idle_outside_of_store(database: Database, client: ConnectorClient) -> None:
     def states() -> list[tuple[str, bool]]:
         return database.sql(
             "SELECT state, xact_start IS NULL FROM pg_stat_activity "
             "WHERE application_name LIKE 'penstock:%' AND datname = current_database()"
         )
 
-    driven.apply("v1", ID_N_S)
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+    client.apply("v1", ID_N_S)
+    with client.open("v1", ID_N_S) as (writer, [things]):
         assert states() == [("idle", True)]
         commit(writer, things, [row(key, "a") for key in range(5)])
         assert states() == [("idle", True)]
@@ -486,15 +502,15 @@ def test_session_is_idle_outside_of_store(database: Database, driven: Driven) ->
 
 
 def test_uncommitted_rows_are_not_visible_and_cancel_rolls_back(
-    database: Database, driven: Driven, monkeypatch: pytest.MonkeyPatch
+    database: Database, client: ConnectorClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transactor, "WAITING_BYTES", 1)
-    driven.apply("v1", ID_N_S)
-    with driven.open("v1", ID_N_S) as (writer, [things]):
+    client.apply("v1", ID_N_S)
+    with client.open("v1", ID_N_S) as (writer, [things]):
         commit(writer, things, [row(1, "old")])
-    with psycopg.connect(database.url()) as other:
-        other.execute("SELECT FROM things WHERE id = 1 FOR UPDATE")
-        with driven.open("v1", ID_N_S) as (writer, [things]):
+    with psycopg.connect(database.url()) as locker:
+        locker.execute("SELECT FROM things WHERE id = 1 FOR UPDATE")
+        with client.open("v1", ID_N_S) as (writer, [things]):
             raised: list[PenstockError] = []
 
             def store() -> None:
@@ -511,7 +527,7 @@ def test_uncommitted_rows_are_not_visible_and_cancel_rolls_back(
             thread.join()
             assert "cancelled" in str(raised[0])
         until(lambda: not sessions(database))
-        other.rollback()
+        locker.rollback()
     assert database.sql("SELECT id, s FROM things") == [(1, "old")]
 
 

@@ -9,10 +9,10 @@ import pytest
 from penstock.connectors.postgres import connector
 from penstock.protocol.specs import Projection
 from penstock.servers.postgres import Database, PostgresServer
-from tests.connectors.stream_client import (
-    Driven,
+from tests.connectors.connector_client import (
+    ConnectorClient,
     Row,
-    Wanted,
+    TableBinding,
     collection,
     commit,
     loaded,
@@ -39,7 +39,7 @@ KINDS = {
 
 
 @dataclass(frozen=True)
-class Shown:
+class PrintedTable:
     """Table as printed by the server: type per column, texts by id."""
 
     types: dict[str, str]
@@ -70,22 +70,22 @@ PINNED = "SET search_path = ''; SET lc_monetary = 'C'; SET TimeZone = 'UTC';"
 
 
 @dataclass(frozen=True)
-class Carried:
+class RoundTrip:
     """Table before and after the round trip, and the loaded documents."""
 
-    before: Shown
-    after: Shown
+    before: PrintedTable
+    after: PrintedTable
     documents: dict[int, dict]
 
 
 @pytest.fixture(scope="module")
-def carried(postgres_server: PostgresServer) -> Iterator[Carried]:
-    database = postgres_server.create_database("carried")
+def round_trip(postgres_server: PostgresServer) -> Iterator[RoundTrip]:
+    database = postgres_server.create_database("round_trip")
     cases = known_to(major(database))
     database.sql(SETUP)
     database.sql(create_table("public.torture", cases))
     database.sql(insert_rows("public.torture", cases))
-    before = Shown.of(database, "public.torture")
+    before = PrintedTable.of(database, "public.torture")
     things = collection(
         projection("id", "integer", must=True),
         *(field(case) for case in cases),
@@ -97,14 +97,17 @@ def carried(postgres_server: PostgresServer) -> Iterator[Carried]:
         Row((key,), tuple(value(case, before.texts[case.name][key][0]) for case in cases))
         for key in before.texts["id"]
     ]
-    driven = Driven(connector(), {"url": database.url()})
-    wanted = Wanted(things, "carried", document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    client = ConnectorClient(connector(), {"url": database.url()})
+    table_binding = TableBinding(things, "round_trip", document=False)
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, rows[::2], batch=100)
         commit(writer, binding, [Row(row.key, row.values, exists=True) for row in rows], batch=100)
-        documents = {each["id"]: each for each in loaded(writer, binding, [it.key for it in rows])}
-    yield Carried(before, Shown.of(database, "public.carried"), documents)
+        documents = {
+            document["id"]: document
+            for document in loaded(writer, binding, [row.key for row in rows])
+        }
+    yield RoundTrip(before, PrintedTable.of(database, "public.round_trip"), documents)
     database.drop()
 
 
@@ -120,35 +123,44 @@ def value(case: Case, text: str | None) -> object:
 
 @pytest.mark.parametrize("case", EACH)
 def test_values_and_types_round_trip_from_postgres_to_postgres(
-    carried: Carried, case: Case
+    round_trip: RoundTrip, case: Case
 ) -> None:
-    after, before = carried.after.texts[case.name], carried.before.texts[case.name]
+    after, before = round_trip.after.texts[case.name], round_trip.before.texts[case.name]
     if case.type == "xml":
         # The output of xml omits the encoding of the declaration; a cast to text keeps it.
-        after, before = ({key: it[0] for key, it in each.items()} for each in (after, before))
+        after, before = ({key: pair[0] for key, pair in texts.items()} for texts in (after, before))
     assert after == before
-    assert carried.after.types[case.name] == carried.before.types[case.name]
+    assert round_trip.after.types[case.name] == round_trip.before.types[case.name]
 
 
 @pytest.mark.parametrize("case", EACH)
-def test_loaded_documents_contain_values_as_sent(carried: Carried, case: Case) -> None:
-    for key, (text, _) in carried.before.texts[case.name].items():
+def test_loaded_documents_contain_values_as_sent(round_trip: RoundTrip, case: Case) -> None:
+    for key, (text, _) in round_trip.before.texts[case.name].items():
         sent = value(case, text)
         if case.type == "double precision" and text in ("NaN", "Infinity", "-Infinity"):
             sent = text
-        assert carried.documents[key].get(case.name) == sent
+        assert round_trip.documents[key].get(case.name) == sent
 
 
-def test_endpoint_without_annotated_type_stores_text(carried: Carried, database: Database) -> None:
-    said = {"mood": "public.mood", "price": "public.low_price", "n": "numeric(10,2)"}
+def test_endpoint_without_annotated_type_stores_text(
+    round_trip: RoundTrip, database: Database
+) -> None:
+    annotated_types = {"mood": "public.mood", "price": "public.low_price", "n": "numeric(10,2)"}
     things = collection(
         projection("id", "integer", must=True),
-        *(projection(name, "string") for name in said),
-        schema={"properties": {name: {"x-postgres-type": kind} for name, kind in said.items()}},
+        *(projection(name, "string") for name in annotated_types),
+        schema={
+            "properties": {
+                name: {"x-postgres-type": kind} for name, kind in annotated_types.items()
+            }
+        },
     )
-    driven, wanted = Driven(connector(), {"url": database.url()}), Wanted(things, document=False)
-    driven.apply("v1", wanted)
-    with driven.open("v1", wanted) as (writer, [binding]):
+    client, table_binding = (
+        ConnectorClient(connector(), {"url": database.url()}),
+        TableBinding(things, document=False),
+    )
+    client.apply("v1", table_binding)
+    with client.open("v1", table_binding) as (writer, [binding]):
         commit(writer, binding, [Row((1,), ("very happy", "1.50", "2.50"))])
     assert database.sql(
         "SELECT mood, price, n::text, pg_typeof(mood)::text, pg_typeof(n)::text FROM things"

@@ -31,10 +31,10 @@ from penstock.testing import specs
 from penstock.testing.specs import projection
 
 __all__ = [
-    "Driven",
+    "ConnectorClient",
     "Row",
     "Sql",
-    "Wanted",
+    "TableBinding",
     "collection",
     "commit",
     "documents",
@@ -53,7 +53,7 @@ def collection(
 
 
 @dataclass(frozen=True)
-class Wanted:
+class TableBinding:
     """Requested binding of a collection to a table."""
 
     collection: CollectionSpec
@@ -80,93 +80,103 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Driven:
-    """Connector with an endpoint config and the name of a materialization."""
+class ConnectorClient:
+    """Client of one connector, with an endpoint config and the name of a materialization."""
 
     connector: Connector[Any, Any]
     endpoint: Mapping[str, Any]
     name: str = "acme/materialization"
 
-    def validate(self, *wanted: Wanted, replaces: bool = False) -> Sequence[ValidatedBinding]:
+    def validate(
+        self, *table_bindings: TableBinding, replaces: bool = False
+    ) -> Sequence[ValidatedBinding]:
         return self.connector.validate(
             ValidateRequest(
                 self.name,
                 self._endpoint(),
                 [
                     RequestedBinding(
-                        self._resource(each),
-                        each.collection,
-                        projected(each.collection, {}),
+                        self._resource(table_binding),
+                        table_binding.collection,
+                        projected(table_binding.collection, {}),
                         replaces,
                     )
-                    for each in wanted
+                    for table_binding in table_bindings
                 ],
             )
         )
 
     def apply(
-        self, version: str, *wanted: Wanted, dry_run: bool = False, recreates: Iterable[int] = ()
+        self,
+        version: str,
+        *table_bindings: TableBinding,
+        dry_run: bool = False,
+        recreates: Iterable[int] = (),
     ) -> str:
-        applying = self._applying(version, wanted, dry_run)
-        return self.connector.apply(replace(applying, recreates=frozenset(recreates)))
+        request = self._apply_request(version, table_bindings, dry_run)
+        return self.connector.apply(replace(request, recreates=frozenset(recreates)))
 
-    def delete(self, version: str, *wanted: Wanted, dry_run: bool = False) -> str:
-        return self.connector.delete(self._applying(version, wanted, dry_run))
+    def delete(self, version: str, *table_bindings: TableBinding, dry_run: bool = False) -> str:
+        return self.connector.delete(self._apply_request(version, table_bindings, dry_run))
 
     @contextmanager
     def open(
-        self, version: str, *wanted: Wanted, key_range: KeyRange = WHOLE
+        self, version: str, *table_bindings: TableBinding, key_range: KeyRange = WHOLE
     ) -> Iterator[tuple[Transactor, list[Binding[Any]]]]:
-        _, bindings = self._built(wanted)
-        opening = OpenRequest(self.name, version, self._endpoint(), bindings, key_range, {})
-        transactor = self.connector.open(opening)
+        _, bindings = self._build(table_bindings)
+        request = OpenRequest(self.name, version, self._endpoint(), bindings, key_range, {})
+        transactor = self.connector.open(request)
         try:
             yield transactor, bindings
         finally:
             transactor.close()
 
-    def _applying(
-        self, version: str, wanted: Sequence[Wanted], dry_run: bool
+    def _apply_request(
+        self, version: str, table_bindings: Sequence[TableBinding], dry_run: bool
     ) -> ApplyRequest[Any, Any]:
-        spec, bindings = self._built(wanted)
+        spec, bindings = self._build(table_bindings)
         return ApplyRequest(self.name, version, self._endpoint(), bindings, dry_run, spec)
 
-    def _built(self, wanted: Sequence[Wanted]) -> tuple[MaterializationSpec, list[Binding[Any]]]:
-        bound = [
+    def _build(
+        self, table_bindings: Sequence[TableBinding]
+    ) -> tuple[MaterializationSpec, list[Binding[Any]]]:
+        binding_specs = [
             specs.bound(
-                each.collection,
-                each.resource,
-                self.connector.path(self._endpoint(), self._resource(each)),  # type: ignore[attr-defined]
-                fields=each.fields,
-                document=each.document,
-                delta=bool(each.options.get("delta_updates")),
+                table_binding.collection,
+                table_binding.resource,
+                self.connector.path(self._endpoint(), self._resource(table_binding)),  # type: ignore[attr-defined]
+                fields=table_binding.fields,
+                document=table_binding.document,
+                delta=bool(table_binding.options.get("delta_updates")),
             )
-            for each in wanted
+            for table_binding in table_bindings
         ]
-        spec = specs.materialization(self.name, self.endpoint, *bound)
+        spec = specs.materialization(self.name, self.endpoint, *binding_specs)
         bindings = [
-            bind(index, built, self._resource(each))
-            for index, (built, each) in enumerate(zip(bound, wanted, strict=True))
+            bind(index, binding_spec, self._resource(table_binding))
+            for index, (binding_spec, table_binding) in enumerate(
+                zip(binding_specs, table_bindings, strict=True)
+            )
         ]
         return spec, bindings
 
     def _endpoint(self) -> Any:
         return parse(self.connector.endpoint, json.dumps(dict(self.endpoint)), "endpoint")
 
-    def _resource(self, wanted: Wanted) -> Any:
-        return parse(self.connector.resource, json.dumps(wanted.resource), "resource")
+    def _resource(self, table_binding: TableBinding) -> Any:
+        return parse(self.connector.resource, json.dumps(table_binding.resource), "resource")
 
 
 @dataclass(frozen=True)
 class Sql:
     """SQL connector with access to its endpoint."""
 
-    driven: Driven
+    client: ConnectorClient
 
     @property
     def connector(self) -> SqlConnector[Any, Any]:
-        assert isinstance(self.driven.connector, SqlConnector)
-        return self.driven.connector
+        assert isinstance(self.client.connector, SqlConnector)
+        return self.client.connector
 
     @property
     def checkpoints(self) -> tuple[str, ...]:
@@ -174,7 +184,7 @@ class Sql:
 
     @property
     def _endpoint(self) -> Any:
-        return self.connector.endpoint.model_validate(dict(self.driven.endpoint))
+        return self.connector.endpoint.model_validate(dict(self.client.endpoint))
 
     @contextmanager
     def session(self) -> Iterator[Session]:
@@ -224,10 +234,10 @@ def loaded(
 ) -> list[Any]:
     """Return the documents of the keys that exist, sorted by their JSON."""
     packed = pa.array([pack_row(key) for key in keys], pa.binary())
-    found = [
+    responses = [
         *transactor.load(
-            iter([Keys(binding, packed.slice(at, 2)) for at in range(0, len(packed), 2)])
+            iter([Keys(binding, packed.slice(begin, 2)) for begin in range(0, len(packed), 2)])
         )
     ]
-    docs = [json.loads(doc) for each in found for doc in each.docs_json.to_pylist()]
+    docs = [json.loads(doc) for response in responses for doc in response.docs_json.to_pylist()]
     return sorted(docs, key=json.dumps)
