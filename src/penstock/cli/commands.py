@@ -6,6 +6,7 @@ from the source.
 """
 
 import ast
+from collections.abc import MutableMapping
 from functools import cache
 from importlib import import_module
 from importlib.resources import files
@@ -49,6 +50,15 @@ class CommandGroup(_FlagsWithoutType, TyperGroup):
 
 class LazyGroup(CommandGroup):
     """`penstock` itself, with `COMMANDS`."""
+
+    @property
+    def commands(self) -> MutableMapping[str, Any]:
+        """All commands. Imports their modules."""
+        return {name: _load(name) for name in COMMANDS}
+
+    @commands.setter
+    def commands(self, registered: MutableMapping[str, Any]) -> None:
+        assert not registered, "commands of LazyGroup are not registered"
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all commands."""
