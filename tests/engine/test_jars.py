@@ -4,10 +4,6 @@ import base64
 import hashlib
 import io
 import os
-import signal
-import subprocess
-import sys
-import tarfile
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -20,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from penstock.engine import jars as the_jars
-from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins, unpacked
+from penstock.engine.jars import Jar, jars_folder, jars_for, kafka_list, read_pins
 from penstock.errors import UsageError
 from penstock.servers import kafka
 
@@ -37,26 +33,15 @@ class Repository:
     login: str | None = None
     """Required Authorization header."""
 
-    def put(self, coordinates: str, *, pinned: bool = True) -> Jar:
+    def put(self, coordinates: str) -> Jar:
         """Add a jar with its checksum."""
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:
             archive.writestr("name", coordinates * 1_000)
-        return self._add(coordinates, packed.getvalue(), pinned)
+        return self._add(coordinates, packed.getvalue())
 
-    def put_program(self, files: int) -> Jar:
-        """Add an archive with this number of files."""
-        packed = io.BytesIO()
-        with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as archive:
-            for number in range(files):
-                entry = tarfile.TarInfo(f"lib/{number}")
-                entry.size = 4
-                archive.addfile(entry, io.BytesIO(b"some"))
-        return self._add("org.example:app:1.0:tar.gz:all", packed.getvalue(), True)
-
-    def _add(self, coordinates: str, content: bytes, pinned: bool) -> Jar:
-        sha256 = hashlib.sha256(content).hexdigest()
-        jar = Jar.of(coordinates, sha256 if pinned else None)
+    def _add(self, coordinates: str, content: bytes) -> Jar:
+        jar = Jar.of(coordinates, hashlib.sha256(content).hexdigest())
         self.files[jar.path] = content
         self.files[f"{jar.path}.sha1"] = hashlib.sha1(content).hexdigest().encode()
         return jar
@@ -129,10 +114,14 @@ def test_jar_with_wrong_hash_is_not_stored(repository: Repository) -> None:
     assert [file.name for file in jars_folder().iterdir()] == [".lock"]
 
 
-def test_jar_without_a_hash_is_rejected_and_not_fetched(repository: Repository) -> None:
-    jar = repository.put("org.example:one:1.0", pinned=False)
+@pytest.mark.parametrize("sha256", ["", "@12"])
+def test_jar_without_a_hash_is_rejected_and_not_fetched(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch, sha256: str
+) -> None:
+    repository.put("org.example:one:1.0")
+    monkeypatch.setenv(the_jars.KAFKA_JARS, f"org.example:one:1.0{sha256}")
     with pytest.raises(UsageError, match="has no SHA-256 to verify it by") as refused:
-        jars_for([jar])
+        the_jars.kafka_jars()
     assert "org.example:one:1.0@SHA256" in refused.value.hint
     assert repository.requested == []
 
@@ -146,25 +135,6 @@ def test_jar_in_the_folder_is_verified_by_the_hash_that_was_given(
     (jars_folder() / jar.file).write_bytes(b"another")
     (file,) = the_jars.kafka_jars()
     assert file.read_bytes() == repository.files[jar.path]
-    monkeypatch.setenv(the_jars.KAFKA_JARS, "org.example:one:1.0@12")
-    with pytest.raises(UsageError, match="is not its SHA-256"):
-        the_jars.kafka_jars()
-
-
-@pytest.mark.parametrize("change", ["altered", "added", "removed"])
-def test_unpacked_archive_that_was_changed_is_unpacked_again(
-    repository: Repository, change: str
-) -> None:
-    program = repository.put_program(files=3)
-    folder = unpacked(program) / "lib"
-    if change == "removed":
-        (folder / "1").unlink()
-    else:
-        (folder / ("1" if change == "altered" else "4")).write_bytes(b"evil")
-    assert unpacked(program) / "lib" == folder
-    assert {file.name: file.read_bytes() for file in folder.iterdir()} == dict.fromkeys(
-        ("0", "1", "2"), b"some"
-    )
 
 
 def test_damaged_jar_is_fetched_again(repository: Repository) -> None:
@@ -315,82 +285,49 @@ def test_failure_of_maven_is_reported_without_secrets(repository: Repository, mv
     )
 
 
-def test_coordinates_with_classifier_select_a_file() -> None:
-    jar = Jar.of("org.example:app:1.0:tar.gz:all")
-    assert jar.path == "org/example/app/1.0/app-1.0-all.tar.gz"
-    assert jar.coordinates == "org.example:app:1.0:tar.gz:all"
+def test_archive_with_classifier_is_resolved(repository: Repository) -> None:
+    archive = repository.put("org.example:app:1.0:tar.gz:all")
+    assert archive.path == "org/example/app/1.0/app-1.0-all.tar.gz"
+    assert archive.coordinates == "org.example:app:1.0:tar.gz:all"
+    (file,) = jars_for([archive])
+    assert file.read_bytes() == repository.files[archive.path]
 
 
-def test_concurrent_unpacks_unpack_an_archive_once(repository: Repository) -> None:
-    program = repository.put_program(files=50)
-    with ThreadPoolExecutor(8) as pool:
-        folders = set(pool.map(lambda _: unpacked(program), range(8)))
-    assert folders == {jars_folder() / "app-1.0-all"}
-    assert len(list((jars_folder() / "app-1.0-all" / "lib").iterdir())) == 50
-    assert not (jars_folder() / ".app-1.0-all").exists()
-    # The archive itself is not read again.
-    (jars_folder() / program.file).unlink()
-    request_count = len(repository.requested)
-    assert unpacked(program) in folders
-    assert len(repository.requested) == request_count
-
-
-KILLED_AT_THE_TENTH = """
-import os, signal, sys
-from penstock.engine.jars import Jar, unpacked
-
-def kill(event, given):
-    if event == "open" and str(given[0]).endswith("/lib/10"):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-sys.addaudithook(kill)
-unpacked({program!r})
-"""
-
-
-def test_kill_during_unpack_leaves_no_folder(repository: Repository) -> None:
-    program = repository.put_program(files=50)
-    folder, partial = jars_folder() / "app-1.0-all", jars_folder() / ".app-1.0-all"
-    code = KILLED_AT_THE_TENTH.format(program=program)
-    done = subprocess.run([sys.executable, "-c", code], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert len(list((partial / "lib").iterdir())) == 10
-    assert not folder.exists()
-    assert len(list((unpacked(program) / "lib").iterdir())) == 50
-    assert not partial.exists()
-
-
-def test_kafka_jars_have_the_version_of_installed_spark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(the_jars.KAFKA_JARS, raising=False)
-    listed = kafka_list()
-    assert listed[0].coordinates == f"{SPARK}:{version('pyspark')}"
-    # Jars that Spark has must not exist twice, in two versions.
+def test_jars_of_installed_spark_are_listed_and_not_shipped_by_it() -> None:
+    listed = kafka_list(version("pyspark"))
     shipped = Path(str(distribution("pyspark").locate_file("pyspark/jars")))
     assert (shipped / f"spark-core_2.13-{version('pyspark')}.jar").exists()
     for jar in listed:
         assert list(shipped.glob(f"{jar.name}-[0-9]*.jar")) == []
 
 
-@pytest.mark.parametrize("spark", ["4.1.0", "4.2.0", "4.3.0"])
-def test_jars_outside_spark_are_pinned(spark: str) -> None:
-    others = [jar for jar in kafka_list(spark) if jar.group != "org.apache.spark"]
-    assert {jar.name for jar in others} == {"kafka-clients", "commons-pool2"}
-    assert all(jar.sha256 for jar in others)
+@pytest.mark.parametrize("spark", ["4.1.0", "4.1.3", "4.2.0", "4.3.0", "4.3.1"])
+def test_supported_spark_version_has_one_jar_of_each_name(spark: str) -> None:
+    assert sorted(jar.name for jar in kafka_list(spark)) == [
+        "commons-pool2",
+        "kafka-clients",
+        "spark-sql-kafka-0-10_2.13",
+        "spark-token-provider-kafka-0-10_2.13",
+    ]
 
 
-def test_kafka_jars_variable_selects_other_jars(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(
-        the_jars.KAFKA_JARS, f"{SPARK}:4.2.0, org.apache.kafka:kafka-clients:4.0.0@{'0' * 64}"
-    )
-    first, second = kafka_list()
-    assert (first.version, second.version) == ("4.2.0", "4.0.0")
-    assert first.sha256 is not None
+def test_kafka_jars_variable_selects_other_jars(
+    repository: Repository, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pinned jar needs no hash."""
+    other = repository.put("org.apache.kafka:kafka-clients:4.0.0")
+    pinned = f"{SPARK}:4.2.0"
+    monkeypatch.setenv(the_jars.KAFKA_JARS, f"{pinned}, {other.coordinates}@{other.sha256}")
+    with pytest.raises(UsageError, match=f'could not resolve jar "{pinned}"') as refused:
+        the_jars.kafka_jars()
+    assert (jars_folder() / other.file).exists()
+    assert "kafka-clients" not in refused.value.hint
 
 
 @pytest.mark.parametrize("wrong", ["", "one", "a:b", "a:b:c:d", "../a:b:1", "a:b:1:tar.gz:../c"])
 def test_malformed_coordinates_are_rejected(wrong: str) -> None:
     with pytest.raises(UsageError, match="of a jar are invalid"):
-        Jar.of(wrong)
+        Jar.of(wrong, "0" * 64)
 
 
 def test_unknown_spark_version_is_rejected() -> None:
@@ -401,19 +338,4 @@ def test_unknown_spark_version_is_rejected() -> None:
 def test_broker_jar_list_has_unique_pinned_jars() -> None:
     listed = read_pins(kafka._PINS)
     assert len({jar.name for jar in listed}) == len(listed)
-    assert all(len(jar.sha256 or "") == 64 for jar in listed)
     assert "kafka_2.13" in {jar.name for jar in listed}
-
-
-def test_missing_jars_of_installed_spark_fall_back_to_tested_versions(
-    repository: Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Later starts use them without a request."""
-    missing, older = Jar.of("org.example:one:2.0"), repository.put("org.example:one:1.0")
-    monkeypatch.setattr(the_jars, "kafka_list", lambda: [missing])
-    monkeypatch.setattr(the_jars, "_tested_earlier", lambda: [older])
-    (file,) = the_jars.kafka_jars()
-    assert file.name == "one-1.0.jar"
-    repository.requested.clear()
-    assert the_jars.kafka_jars() == [file]
-    assert repository.requested == []

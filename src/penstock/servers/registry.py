@@ -13,12 +13,13 @@ stores a schema in a file before it acknowledges the request.
 
 import shutil
 import signal
+import tarfile
 import tempfile
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
-from penstock.engine.jars import read_pins, unpacked
+from penstock.engine.jars import jars_for, read_pins
 from penstock.engine.java import find_java
 from penstock.errors import UsageError
 from penstock.servers.kafka import JAVA_OPTIONS
@@ -47,10 +48,12 @@ class SchemaRegistry(LocalServer):
             UsageError: there is no Java, or the archive is not available.
         """
         self._java = find_java()
-        (archive,) = read_pins(_PINS)
-        (self._program,) = unpacked(archive).glob("*-runner.jar")
+        (archive,) = jars_for(read_pins(_PINS))
         self._port = free_port()
         self.folder = Path(tempfile.mkdtemp(prefix="penstock-registry-"))
+        with tarfile.open(archive) as packed:
+            packed.extractall(self.folder / "app", filter="data")
+        (self._program,) = (self.folder / "app").glob("*-runner.jar")
         self._process = ServerProcess(self.folder)
 
     @property

@@ -1,6 +1,8 @@
 """Formats against Confluent's own serializers and a real schema registry."""
 
+import hashlib
 import json
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,6 @@ from confluent_kafka.schema_registry.json_schema import JSONSerializer
 from confluent_kafka.schema_registry.protobuf import ProtobufSerializer
 from confluent_kafka.serialization import MessageField, SerializationContext
 
-from penstock.engine import jars
-from penstock.engine.jars import read_pins
 from penstock.errors import DefiniteError, TransientError, UsageError
 from penstock.servers import registry as local_registry
 from penstock.servers.registry import SchemaRegistry
@@ -218,11 +218,13 @@ def test_json_format_rejects_record_framed_by_confluent_serializer(
 def test_registry_that_fails_to_start_reports_reason_and_removes_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (archive,) = read_pins(local_registry._PINS)
-    folder = tmp_path / archive.stem
-    folder.mkdir()
-    (folder / "broken-runner.jar").write_text("no jar")
-    (tmp_path / f".{archive.stem}.{archive.sha256}.manifest").write_text(jars._hashes(folder))
+    archive = tmp_path / "app-1-all.tar.gz"
+    with tarfile.open(archive, "w:gz") as packed:
+        packed.addfile(tarfile.TarInfo("broken-runner.jar"))
+    pins = tmp_path / "pins.txt"
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    pins.write_text(f"org.example:app:1:tar.gz:all {sha256}\n")
+    monkeypatch.setattr(local_registry, "_PINS", pins)
     monkeypatch.setenv("PENSTOCK_JARS", str(tmp_path))
     broken = SchemaRegistry()
     with pytest.raises(UsageError, match="did not start") as refused, broken:
