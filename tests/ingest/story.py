@@ -52,7 +52,7 @@ class Story:
         self._gate = threading.Lock()
         self._ticks = 0
         self._gated(patch)
-        patch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
+        patch.setattr("penstock.supervisor.request_queue.POLL_MS", 20)
         self._free = threading.Event()
         self._free.set()
         self._ending = False

@@ -17,7 +17,8 @@ from penstock.persist.requests import Request, answer, send_request
 from penstock.persist.store import open_store
 from penstock.progress import Frontier
 from penstock.sources.source import ComparisonFailed
-from penstock.supervisor import run_loop
+from penstock.supervisor import Task, run_loop
+from penstock.supervisor.request_queue import RequestQueue
 from penstock.testing.clocks import ManualClock
 from penstock.testing.sources import ScriptedSource
 from tests.ingest.pump import until
@@ -51,13 +52,17 @@ class Run:
             clock=clock,
             **more,
         )
+        task = Task("src", "source", url, "test", lambda _: self.ingest, lambda *_: None)
+        self.requests = RequestQueue(task, stop=threading.Event(), clock=clock)
+        self.ingest.use_requests(self.requests)
 
     def run(self, stop: threading.Event) -> None:
         """Run until `stop` is set, and resume after transient errors."""
         run_loop(self.ingest, stop, once=False, clock=self.clock, name="src")
 
     def ticks(self, count: int) -> None:
-        """Run `count` ticks, with any number of reconnects."""
+        """Poll the requests, then run `count` ticks, with any number of reconnects."""
+        self.requests.poll()
         stop = threading.Event()
         seen = len(self.source.confirmed)
         real = self.source.committed
@@ -536,6 +541,36 @@ def test_resync_postponed_by_errored_table_is_answered_by_next_tick(resync):
     answered = {"done": True, "left": {"words": "column was dropped"}, "mended": 0}
     assert resync(source, ticks=2) == answered
     assert source.asked == [("words",), ("words",)]
+
+
+def test_resync_of_failed_tick_is_executed_by_next_tick(resync, monkeypatch):
+    source = TableSource(words="live")
+    read_into, errors = source.read_into, [TransientError("connection was closed")]
+
+    def fail_once(tick, up_to):
+        if errors:
+            raise errors.pop()
+        return read_into(tick, up_to)
+
+    monkeypatch.setattr(source, "read_into", fail_once)
+    assert resync(source) == {"done": True, "left": {}, "mended": 0}
+    assert source.asked == [("words",), ("words",)]
+
+
+def test_withdrawn_resync_is_not_executed(turn, tmp_path):
+    source = ScriptedSource("kafka")
+    source.append(0, "one")
+    run = turn(source)
+    blob = open_store(f"file:{tmp_path}/lake/src", persist.Settings())
+    key = f"asks/{run.clock.now_ms():013d}-0000002a"
+    blob.put(key, b'{"verb": "resync"}')
+    run.requests.poll()
+    assert len(run.requests.loop_requests()) == 1
+    blob.delete(key)
+    assert run.requests.loop_requests() == []
+    run.ticks(1)
+    assert source.asked == []
+    blob.close()
 
 
 def test_resync_with_failed_comparison_is_answered_in_same_tick(resync):

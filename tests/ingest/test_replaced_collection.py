@@ -44,7 +44,6 @@ NAME = f"{SOURCE}.public.changed"
 
 @pytest.fixture(autouse=True)
 def handled_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
     # So requests are read also between a crash and the end of the process.
     monkeypatch.setattr("penstock.supervisor.request_queue.POLL_MS", 1)
 

@@ -41,7 +41,7 @@ CREATE PUBLICATION penstock FOR TABLE keyed, whole;
 
 @pytest.fixture(autouse=True)
 def heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.ingest.loop.REQUESTS_EVERY_MS", 0)
+    monkeypatch.setattr("penstock.supervisor.request_queue.POLL_MS", 20)
 
 
 @pytest.fixture

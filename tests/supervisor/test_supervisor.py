@@ -50,6 +50,23 @@ class Scripted:
         return SourceStatus.parse({"rows": self.starts, "tables": self.tables})
 
 
+class Resyncing(Scripted):
+    """A loop that responds to requests when it starts, and every 10 ms until it is stopped."""
+
+    def use_requests(self, requests):
+        self.requests = requests
+        self.resynced: list[tuple[str, ...]] = []
+
+    def run(self, stop, *, once):
+        self.runs.set()
+        while True:
+            for request in self.requests.loop_requests():
+                self.resynced.append(request.tables)
+                self.requests.respond(request, left={"t": "loading"}, corrected_rows=3)
+            if once or stop.wait(0.01):
+                return
+
+
 class Tasks:
     """Tasks in a separate lake, run in a thread."""
 
@@ -64,8 +81,8 @@ class Tasks:
         self.error: BaseException | None = None
         self._thread: threading.Thread | None = None
 
-    def add(self, name, *errors, kind="source", writer="w", build_errors=()):
-        loop = self.loops[name] = Scripted([*errors])
+    def add(self, name, *errors, kind="source", writer="w", build_errors=(), form=Scripted):
+        loop = self.loops[name] = form([*errors])
         build_errors = [*build_errors]
         url = f"{self.lake}/{name}"
 
@@ -315,6 +332,27 @@ def test_unsupported_request_is_answered_and_task_continues(tasks):
     assert loop.runs.wait(60)
     tasks.end()
     assert tasks.error is None
+
+
+def test_resync_is_handled_by_the_loop_and_does_not_interrupt_it(tasks):
+    loop = tasks.add("a", form=Resyncing)
+    tasks.start()
+    assert loop.runs.wait(60)
+    answer = tasks.request("a", "resync", tables=["t", "u"])
+    assert answer == {"done": True, "left": {"t": "loading"}, "mended": 3}
+    assert loop.resynced == [("t", "u")]
+    assert tasks.running.status()["a"].state == "running"
+    tasks.end()
+
+
+def test_resync_pending_before_a_run_with_once_is_handled(tasks, monkeypatch):
+    monkeypatch.setattr(request_queue, "POLL_MS", 3_600_000)
+    tasks.add("a", form=Resyncing)
+    persist.open(f"{tasks.lake}/a", writer="w").close()
+    id = tasks.leave_request("a", "resync")
+    tasks.start(once=True)
+    tasks.wait()
+    assert tasks.await_answer("a", id)["done"]
 
 
 @pytest.mark.parametrize("age_ms", [7_200_000, 660_000])

@@ -17,7 +17,6 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.clock import Clock
-from penstock.durable import Blob
 from penstock.errors import (
     DefiniteError,
     Fenced,
@@ -30,10 +29,9 @@ from penstock.ingest.progress_views import PROGRESS_KEY
 from penstock.ingest.snapshot_loader import SPARK_BYTES, IngestJobs, SnapshotLoader
 from penstock.ingest.tick_transaction import TickTransaction
 from penstock.persist import AppendTo
-from penstock.persist.requests import Request, answer, requests
+from penstock.persist.requests import Request
 from penstock.persist.state import END
 from penstock.persist.state_store import StateStore
-from penstock.persist.store import open_store
 from penstock.progress import Frontier
 from penstock.reclock import (
     Minted,
@@ -57,6 +55,7 @@ from penstock.sources.source import (
     WaitReporter,
 )
 from penstock.supervisor.status import ErrorStatus, SourceStatus
+from penstock.supervisor.task import LoopRequests
 from penstock.telemetry import fields, logger
 
 __all__ = ["IngestLoop"]
@@ -71,7 +70,6 @@ IDLE_VERIFY_MS: Final = 15_000
 
 COMPACT_EVERY_MS: Final = 10_000
 STATUS_EVERY_MS: Final = 1_000
-REQUESTS_EVERY_MS: Final = 1_000
 
 STATUS: Final = "status"
 LAG: Final = frozenset({"lag_bytes", "lag_ms", "lag_records"})
@@ -118,13 +116,12 @@ class IngestLoop:
         """Kept between a run that failed and the run that resumes it."""
 
         self._pool: ThreadPoolExecutor
-        self._store: Blob
         self._bound = self._durable_bound()
         self._upper = self._durable_upper()
         self._goal: Frontier[Any] | None = None
         self._catching_up = False
         self._ticker = Ticker(clock, interval_ms=tick_ms, upstream_now=self._upstream_now_ms)
-        self._requests_read_ms = 0
+        self._requests: LoopRequests | None = None
         self._postponed = False
         """Set if a request is postponed to the next tick."""
 
@@ -173,6 +170,10 @@ class IngestLoop:
         """Return the step at which the last run failed: `open` or `tick`."""
         return self._step
 
+    def use_requests(self, requests: LoopRequests, /) -> None:
+        """Handle the resync requests of this queue."""
+        self._requests = requests
+
     def run(self, stop: threading.Event, *, once: bool = False) -> None:
         """Run until `stop` is set, or with `once` until the data present at the start is durable.
 
@@ -193,7 +194,6 @@ class IngestLoop:
         resumes = False
         self._over.clear()
         self._pool = ThreadPoolExecutor(2, thread_name_prefix="spool")
-        self._store = open_store(self._client.url, persist.Settings(stop=stop))
         verifier = threading.Thread(
             target=self._keep_verifying, args=(stop,), name=f"lock of {self.name}", daemon=True
         )
@@ -226,7 +226,6 @@ class IngestLoop:
             verifier.join()
             self._source.close()
             self._pool.shutdown()
-            self._store.close()
             if not resumes:
                 # SUBTLE: closing waits for reads that hang. A run that resumes does not wait.
                 self._loader.close()
@@ -371,6 +370,30 @@ class IngestLoop:
         if bound is not None:
             self._bound = bound
         self._source.committed(reached)
+        if resyncs:
+            self._respond(resyncs, tick, errored_before)
+        self._compact(time)
+
+    def _take_requests(self) -> list[Request]:
+        """Return the resync requests for this tick; reject impossible ones immediately."""
+        self._postponed = False
+        if self._requests is None:
+            return []
+        taken = []
+        for request in self._requests.loop_requests():
+            try:
+                self._resync(request.tables)
+            except (UsageError, DefiniteError) as error:
+                self._requests.respond(request, error)
+            else:
+                taken.append(request)
+        return taken
+
+    def _respond(
+        self, resyncs: Sequence[Request], tick: TickTransaction, errored_before: set[str]
+    ) -> None:
+        """Respond to the requests that the committed tick has executed."""
+        assert self._requests is not None, "requests were taken from it"
         for request in resyncs:
             left = self._unrepaired(request)
             if (self._errored_tables(tick) - errored_before).intersection(left):
@@ -378,26 +401,7 @@ class IngestLoop:
                 # change that the request is to repair. The next tick handles the request.
                 self._postponed = True
             else:
-                answer(self._store, request, left=left, corrected_rows=tick.corrected_rows)
-        self._compact(time)
-
-    def _take_requests(self) -> list[Request]:
-        """Return the resync requests for this tick; reject impossible ones immediately."""
-        now = self._clock.boot_ms()
-        if now - self._requests_read_ms < REQUESTS_EVERY_MS and not self._postponed:
-            return []
-        self._requests_read_ms, self._postponed = now, False
-        taken = []
-        for request in requests(self._store, now_ms=self._clock.now_ms()):
-            if request.verb != "resync":
-                continue  # The supervisor handles other requests.
-            try:
-                self._resync(request.tables)
-            except (UsageError, DefiniteError) as error:
-                answer(self._store, request, error=error)
-            else:
-                taken.append(request)
-        return taken
+                self._requests.respond(request, left=left, corrected_rows=tick.corrected_rows)
 
     def _resync(self, tables: Sequence[str]) -> None:
         if not isinstance(self._source, Resyncable):

@@ -1,7 +1,7 @@
 """Requests to the running owner of a storage location, and its responses.
 
 A client without the lock must not write the log. A request is therefore an object
-next to the log. The owner lists these objects at every tick, executes them and
+next to the log. The owner lists these objects every second, executes them and
 creates a response object, which the client deletes. A client that stops waiting
 deletes its request, and gets no response; if both happen at once, the owner deletes
 the response after an hour. A killed client deletes nothing, so a request carries its

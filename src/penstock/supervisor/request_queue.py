@@ -1,12 +1,13 @@
 """Requests of other processes to the tasks of this process.
 
-One poller lists the requests of all tasks. The supervisor executes most requests in the thread of
-their task, in order. The loop of a task handles the others (`LOOP_COMMANDS`) at its ticks.
+One poller lists the requests of all tasks, and no other code does. The supervisor executes most
+requests in the thread of their task, in order. The loop of a task handles the others
+(`LOOP_COMMANDS`) at its ticks: it gets them from the queue, not from the store.
 """
 
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Final
 
@@ -36,7 +37,7 @@ LOOP_COMMANDS: Final = frozenset({"resync"})
 
 
 class RequestQueue:
-    """Requests to one task that its thread has not executed yet."""
+    """Requests to one task that its thread or its loop has not executed yet."""
 
     def __init__(self, task: Task, *, stop: threading.Event, clock: Clock) -> None:
         """Create an empty queue; `stop` ends waits for the store."""
@@ -45,12 +46,34 @@ class RequestQueue:
         self._clock = clock
         self._queue: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._accepted: set[str] = set()
+        self._loop_requests: Sequence[Request] = ()
 
     def poll(self) -> list[Request]:
-        """Return the pending requests that were not accepted yet, oldest first."""
+        """Return the requests for the thread of the task that were not accepted yet, oldest first.
+
+        `loop_requests` returns the requests for the loop.
+        """
         with self._store() as blob:
             pending = requests(blob, now_ms=self._clock.now_ms())
-        return [request for request in pending if request.id not in self._accepted]
+        self._loop_requests = tuple(request for request in pending if request.verb in LOOP_COMMANDS)
+        return [
+            request
+            for request in pending
+            if request.verb not in LOOP_COMMANDS and request.id not in self._accepted
+        ]
+
+    def loop_requests(self) -> Sequence[Request]:
+        """Return the requests for the loop, oldest first, until each has a response.
+
+        A tick that fails therefore leaves its requests to the next tick.
+        """
+        polled = self._loop_requests
+        if not polled:
+            return ()
+        # SUBTLE: a poll that began before a response may return a request again that has it.
+        with self._store() as blob:
+            now = self._clock.now_ms()
+            return [request for request in polled if is_pending(blob, request, now_ms=now)]
 
     def accept(self, request: Request) -> None:
         """Record that a request will be executed."""
@@ -80,10 +103,17 @@ class RequestQueue:
         with self._store() as blob:
             return is_pending(blob, request, now_ms=self._clock.now_ms())
 
-    def respond(self, request: Request, error: PenstockError | None = None) -> None:
-        """Respond that a request was executed, or with an error."""
+    def respond(
+        self,
+        request: Request,
+        error: PenstockError | None = None,
+        *,
+        left: Mapping[str, str] | None = None,
+        corrected_rows: int | None = None,
+    ) -> None:
+        """Respond that a request was executed, except for the tables `left`, or with an error."""
         with self._store() as blob:
-            answer(blob, request, error=error)
+            answer(blob, request, left=left, corrected_rows=corrected_rows, error=error)
 
     def respond_after_drop(self) -> None:
         """Respond to the remaining requests: after the drop no process would."""

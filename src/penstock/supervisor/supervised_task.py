@@ -26,7 +26,7 @@ from penstock.persist.requests import Request
 from penstock.persist.state_store import FAILURE, PAUSED, StateStore
 from penstock.progress.time import describe_time
 from penstock.retry import Policy, pauses_ms, policy_of
-from penstock.supervisor.request_queue import LOOP_COMMANDS, RequestQueue
+from penstock.supervisor.request_queue import RequestQueue
 from penstock.supervisor.states import Event, State, event_of, next_state
 from penstock.supervisor.status import (
     ErrorStatus,
@@ -36,7 +36,7 @@ from penstock.supervisor.status import (
     TableStatus,
     TaskStatus,
 )
-from penstock.supervisor.task import Loop, Task, error_fields
+from penstock.supervisor.task import Loop, RequestHandler, Task, error_fields
 from penstock.telemetry import logger
 
 __all__ = ["SupervisedTask", "run_loop"]
@@ -127,12 +127,11 @@ class SupervisedTask:
         if client is None or self.state == State.ENDED:
             return
         for request in self._requests.poll():
-            if request.verb in LOOP_COMMANDS:
-                # A process that is about to end leaves the request to its successor.
-                if self._rejects_loop_commands() and not is_ending():
-                    self._requests.respond(request, self._rejection(request))
-            else:
-                self._accept(request, client)
+            self._accept(request, client)
+        # A process that is about to end leaves the requests to its successor.
+        if self._rejects_loop_commands() and not is_ending():
+            for request in self._requests.loop_requests():
+                self._requests.respond(request, self._rejection(request))
         if clean_up:
             self._requests.clean_up()
 
@@ -294,6 +293,10 @@ class SupervisedTask:
                 return
             raise
         self._move(Event.RUN)
+        if isinstance(loop, RequestHandler):
+            loop.use_requests(self._requests)
+            # A run with `once` may end before the poller lists the requests.
+            self._requests.poll()
         run_loop(loop, self._stop, once=once, clock=self._clock, name=self.task.name)
         self.error = None
         if once:

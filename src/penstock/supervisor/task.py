@@ -6,19 +6,29 @@ supervisor runs the loop, and decides from its errors whether the task resumes, 
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import xxhash
 
 from penstock import persist
 from penstock.durable import normal
+from penstock.errors import PenstockError
+from penstock.persist.requests import Request
 from penstock.pipeline.file import Pipeline
 from penstock.supervisor.status import Kind, LoopStatus
 from penstock.telemetry import fields
 
-__all__ = ["Kind", "Loop", "Task", "error_fields", "writer_id"]
+__all__ = [
+    "Kind",
+    "Loop",
+    "LoopRequests",
+    "RequestHandler",
+    "Task",
+    "error_fields",
+    "writer_id",
+]
 
 
 class Loop(Protocol):
@@ -52,6 +62,34 @@ class Loop(Protocol):
 
     def status(self) -> LoopStatus:
         """Return the current status."""
+        ...
+
+
+class LoopRequests(Protocol):
+    """Requests of other processes that a loop handles itself."""
+
+    def loop_requests(self) -> Sequence[Request]:
+        """Return the requests, oldest first, until each has a response."""
+        ...
+
+    def respond(
+        self,
+        request: Request,
+        error: PenstockError | None = None,
+        *,
+        left: Mapping[str, str] | None = None,
+        corrected_rows: int | None = None,
+    ) -> None:
+        """Respond that a request was executed, except for the tables `left`, or with an error."""
+        ...
+
+
+@runtime_checkable
+class RequestHandler(Protocol):
+    """A loop that handles requests at its ticks."""
+
+    def use_requests(self, requests: LoopRequests, /) -> None:
+        """Handle these requests in every later run."""
         ...
 
 
