@@ -3,7 +3,6 @@
 import inspect
 import re
 import tomllib
-from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,14 +22,12 @@ from penstock.connectors import BUILT_IN, built_in
 from penstock.connectors.postgres import PostgresConnector
 from penstock.connectors.sqlite.dialect import _TYPES as SQLITE_TYPES
 from penstock.connectors.sqlite.dialect import SqliteDialect
-from penstock.protocol._generated import flow_pb2, materialize_pb2
+from penstock.protocol._generated import materialize_pb2
 from penstock.protocol.messages import START_FROM_ZERO, Kind
-from penstock.protocol.specs import ConstraintType
 from penstock.protocol.transaction import REQUESTS, RULES
 from penstock.sdk.sql import applied_spec, fence
 from penstock.sdk.sql.connector import DELETED, SqlResource
 from penstock.testing import conformance
-from penstock.testing.conformance import CHECKS, Need, Pattern
 from tests.test_docs import anchors
 
 ROOT = Path(__file__).parents[1]
@@ -60,42 +57,12 @@ def rows(text: str) -> list[list[str]]:
 # The protocol.
 
 
-def messages(module: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    def within(name: str, message: Any) -> Iterator[tuple[str, Any]]:
-        yield name, message
-        for inner in message.nested_types:
-            if not inner.GetOptions().map_entry:
-                yield from within(f"{name}.{inner.name}", inner)
-
-    for name, message in module.DESCRIPTOR.message_types_by_name.items():
-        yield from within(prefix + name, message)
-
-
-def test_protocol_page_lists_messages_with_field_numbers():
-    known = {**dict(messages(materialize_pb2)), **dict(messages(flow_pb2, "flow."))}
-    listed = {
-        cells[0].strip("`"): dict(re.findall(r"`(\w+)` = (\d+)", cells[1]))
-        for cells in rows(PROTOCOL)
-        if cells[0].strip("`") in known
-    }
-    for name, fields in listed.items():
-        assert fields == {field.name: str(field.number) for field in known[name].fields}, name
-    of_the_wire = {name for name, _ in messages(materialize_pb2) if not name.startswith("Extra")}
-    assert of_the_wire <= listed.keys()
-
-
 def test_protocol_page_order_table_equals_rules():
     listed = {name: (after, given) for name, after, given in rows(section(PROTOCOL, "Order"))}
     assert list(listed) == [str(kind) for kind in RULES]
     for kind, rule in RULES.items():
         given = "any" if rule.given == REQUESTS else ", ".join(sorted(map(str, rule.given)))
         assert listed[str(kind)] == (", ".join(sorted(map(str, rule.after))), given), kind
-
-
-def test_protocol_page_lists_constraints_with_numbers():
-    listed = {cells[0].strip("`"): cells[1] for cells in rows(section(PROTOCOL, "Validate"))}
-    for constraint in ConstraintType:
-        assert listed[constraint.name] == str(constraint.value)
 
 
 def test_protocol_page_lists_every_method():
@@ -126,47 +93,6 @@ def test_protocol_page_statuses_map_to_raised_errors():
 
 
 # The conformance suite.
-
-NEEDS = {
-    Need.COMMAND: "`command`",
-    Need.READ: "`read`",
-    Need.LOADS: "loads",
-    Need.DELETES: "deletes",
-    Need.DELTA: "delta bindings",
-    Need.HINT: "`exists` a hint",
-    Need.BREAKS_LOCKS: "`breaks_locks`",
-    Need.NEWER_WINS: "`newer_wins`",
-}
-
-
-def checks_table() -> str:
-    """Return the table of checks of the protocol page."""
-    lines = ["| Check | Rule | Needs | For |", "|---|---|---|---|"]
-    for check in CHECKS.values():
-        needs = ", ".join(NEEDS[need] for need in check.needs)
-        some = [pattern.value for pattern in Pattern if pattern in check.patterns]
-        patterns = "" if len(some) == len(Pattern) else ", ".join(some)
-        cells = [f"`{check.name}`", f"{check.rule} ({where(check.source)})", needs, patterns]
-        lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
-    return "\n".join(line.replace("  ", " ") for line in lines)
-
-
-def where(source: str) -> str:
-    name = source.removeprefix("protocol, ")
-    return f"[{name}](#{name.lower()})"
-
-
-def test_protocol_page_lists_every_check_with_its_rule():
-    assert checks_table() in section(PROTOCOL, "The checks"), (
-        "replace the table of the page by the output of checks_table()"
-    )
-
-
-def test_every_check_links_to_a_section_of_the_protocol_page():
-    for check in CHECKS.values():
-        page, name = check.source.split(", ")
-        assert page == "protocol"
-        assert section(PROTOCOL, name), check.name
 
 
 def test_protocol_page_lists_every_key_of_the_conformance_file():
@@ -310,15 +236,3 @@ def test_python_page_lists_methods_of(kind: type):
         if inspect.isfunction(member) and not name.startswith("_")
     }
     assert set(listed) == {f"{name}({', '.join(given)})" for name, given in methods.items()}
-
-
-def test_errors_page_lists_connector_errors():
-    text = (REFERENCE / "errors.md").read_text().partition("| Connector error |")[2]
-    table = rows("| Connector error |" + text.partition("\n\n")[0])
-    listed = {
-        name.strip("`"): (sqlstate, module.strip("`")) for name, sqlstate, module, *_ in table
-    }
-    modules = (penstock.materialize.errors, penstock.protocol.errors, penstock.sdk.errors)
-    assert set(listed) == {name for module in modules for name in module.__all__}
-    for name, (sqlstate, module) in listed.items():
-        assert getattr(import_module(module), name).sqlstate == sqlstate

@@ -7,19 +7,16 @@ import json
 import random
 import re
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
 import pyarrow as pa
 import pytest
-import typer.main
 
 import penstock.errors
 import penstock.persist.errors
 from penstock import persist
-from penstock.cli.main import app
 from penstock.data.spark_types import _SMALL, is_native
 from penstock.datasource import options
 from penstock.durable import Log, open_blob
@@ -337,66 +334,6 @@ def table_rows(page: str, first: str) -> list[list[str]]:
         elif inside and not line.startswith("|---"):
             rows.append(cells)
     return rows
-
-
-@pytest.mark.parametrize(
-    "module", [penstock.errors, penstock.persist.errors], ids=lambda r: r.__name__
-)
-def test_errors_page_lists_errors_with_sqlstate(module):
-    listed = {cells[0].strip("`"): cells[1] for cells in table_rows("errors.md", "Error")}
-    for name in errors_of(module):
-        assert listed.get(name) == getattr(module, name).sqlstate, name
-    assert set(listed) == {*errors_of(penstock.errors), *errors_of(penstock.persist.errors)}
-
-
-def errors_of(module: Any) -> list[str]:
-    """Names of the public error classes of a module."""
-    public = {name: getattr(module, name) for name in module.__all__}
-    return [
-        name
-        for name, value in public.items()
-        if isinstance(value, type) and issubclass(value, penstock.errors.PenstockError)
-    ]
-
-
-def test_errors_page_tree_equals_class_hierarchy():
-    drawing = (REFERENCE / "errors.md").read_text().partition("    PenstockError\n")[2]
-    parents = ["PenstockError"]
-    for line in drawing.partition("\n\n")[0].splitlines():
-        depth, name = re.match(r"    ([│ ]*)[├└]── (\w+)", line).groups()
-        module = penstock.errors if hasattr(penstock.errors, name) else penstock.persist
-        parents[len(depth) // 4 + 1 :] = [name]
-        assert [base.__name__ for base in getattr(module, name).__bases__] == parents[-2:-1]
-
-
-def test_cli_page_lists_every_command_and_option():
-    page = (REFERENCE / "cli.md").read_text()
-    program: Any = typer.main.get_command(app)
-    assert re.findall(r"^## (\w+)$", page, re.MULTILINE) == list(program.commands)
-    for name, command in commands(program):
-        usage = re.search(
-            rf"^    penstock {name}(?: LOCATION| FILE| NAME| URL| \[|)(.*?)\n\n",
-            page,
-            re.MULTILINE | re.DOTALL,
-        )
-        assert usage is not None, name
-        options = {
-            name
-            for parameter in command.params
-            if parameter.param_type_name == "option"
-            for name in (*parameter.opts, *parameter.secondary_opts)
-        }
-        short = {"--help", "-o"}
-        assert set(re.findall(r"--[\w-]+", usage[1])) == options - short, name
-
-
-def commands(program: Any) -> Iterator[tuple[str, Any]]:
-    """Yield each command as typed; the commands of a group after its name."""
-    for name, command in program.commands.items():
-        if hasattr(command, "commands"):
-            yield from ((f"{name} {inner_name}", inner) for inner_name, inner in commands(command))
-        else:
-            yield name, command
 
 
 def test_python_page_lists_persist_members():

@@ -3,20 +3,22 @@
 The class of an error says what the caller does next:
 
     PenstockError
-    ├── UsageError              broken contract         → fix the call
+    ├── UsageError              broken contract         → fix the call or the file; see the hint
     ├── StoreError
-    │   ├── DeterminateError    not written             → may retry or give up
-    │   │   └── StoreRefused    retry does not help     → intervention
-    │   ├── IndeterminateError  may have been written   → find out
-    │   │   └── DurabilityLost  an fsync failed         → stop; never fsync again
-    │   └── Corruption          object damaged          → restore
+    │   ├── DeterminateError    not written             → retry, or stop
+    │   │   └── StoreRefused    retry does not help     → follow the hint, then open again
+    │   ├── IndeterminateError  may have been written   → open again and read upper
+    │   │   └── DurabilityLost  an fsync failed         → check the disk, restart the process
+    │   └── Corruption          object damaged          → restore it from a copy
     ├── SourceError
-    │   ├── DefiniteError       about the data          → record it at its source time
-    │   └── TransientError      about this attempt      → restart from the resume frontier
+    │   ├── DefiniteError       about the data          → follow the hint
+    │   └── TransientError      about this attempt      → retry; tasks retry automatically
     ├── Fenced                  a newer owner exists    → exit; never retry
     └── InternalError           invariant violated      → stop, report
 
-Add a class only if a caller would handle it differently.
+A source records a DefiniteError at its source time, and restarts from the resume frontier after a
+TransientError. Add a class only if a caller would handle it differently. Modules that add classes
+draw their part of the tree in the same way; the errors page is generated from all of them.
 """
 
 import difflib
@@ -82,29 +84,29 @@ class PenstockError(Exception):
 
 
 class UsageError(PenstockError):
-    """The call broke a contract. Nothing has changed."""
+    """The call broke a contract, such as a write below upper. Nothing was changed."""
 
     sqlstate = "22023"
 
 
 class StoreError(PenstockError):
-    """An operation of a blob or log store failed."""
+    """Base class of errors of a blob or log store."""
 
     sqlstate = "58000"
 
 
 class DeterminateError(StoreError):
-    """Nothing was written. The operation may be retried."""
+    """The operation failed for longer than `patience_ms`. Nothing was written."""
 
 
 class StoreRefused(DeterminateError):
-    """Nothing was written, and a retry fails the same way until a person intervenes."""
+    """The store rejects the operation, as without permission. Nothing was written."""
 
     sqlstate = "58030"
 
 
 class IndeterminateError(StoreError):
-    """The outcome is indeterminate: the write may or may not have happened."""
+    """The operation failed or was cancelled, and may have happened. The client writes no more."""
 
     sqlstate = "08007"
 
@@ -120,7 +122,7 @@ class DurabilityLost(IndeterminateError):
 
 
 class Corruption(StoreError):
-    """A stored object is missing or differs from the bytes that were written."""
+    """A stored object, `error.key`, is missing or differs from the bytes that were written."""
 
     sqlstate = "XX001"
 
@@ -134,29 +136,29 @@ class Corruption(StoreError):
 
 
 class SourceError(PenstockError):
-    """A source cannot be read."""
+    """Base class of errors of a source."""
 
     sqlstate = "58000"
 
 
 class DefiniteError(SourceError):
-    """A fact about the data, recorded at its source time. Every later attempt finds it again."""
+    """A fact about the data, which belongs to its source time. A retry gives the same error."""
 
 
 class TransientError(SourceError):
-    """The attempt failed. The caller restarts from the durable resume frontier."""
+    """The attempt failed: a source is unreachable, or a connection was lost."""
 
     sqlstate = "08006"
 
 
 class Fenced(PenstockError):
-    """A newer owner exists. The process exits and never retakes ownership by itself."""
+    """A newer owner took the lock or the hold. Unacknowledged writes did not happen."""
 
     sqlstate = "57P01"
 
 
 class InternalError(PenstockError):
-    """An invariant is violated. This is a bug: stop and report it."""
+    """An invariant is violated. This is a bug."""
 
 
 def similar(name: str, candidates: Iterable[str]) -> list[str]:

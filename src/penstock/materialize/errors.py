@@ -1,4 +1,13 @@
-"""Errors of connectors and of the connections to them."""
+"""Errors of connectors and of the connections to them.
+
+    PenstockError
+    └── ConnectorError
+        ├── ConnectorFailed           about this attempt    → retry
+        │   └── ConnectorUnreachable  no connection         → check address and certificates
+        └── ConnectorRefused          rejected              → follow the hint
+
+A ConnectorFailed is also a TransientError.
+"""
 
 from penstock.errors import PenstockError, TransientError
 
@@ -6,13 +15,13 @@ __all__ = ["ConnectorError", "ConnectorFailed", "ConnectorRefused", "ConnectorUn
 
 
 class ConnectorError(PenstockError):
-    """The connector, or the connection to it, failed or rejected a request."""
+    """Base class of errors of a connector and of the connection to it."""
 
     sqlstate = "58000"
 
 
 class ConnectorFailed(ConnectorError, TransientError):
-    """The connector failed, or a newer stream took over. A retry may succeed."""
+    """The connector failed, or a newer stream took over."""
 
     sqlstate = "58000"
 
@@ -24,6 +33,6 @@ class ConnectorUnreachable(ConnectorFailed):
 
 
 class ConnectorRefused(ConnectorError):
-    """The connector rejected a request permanently. A user must act."""
+    """The connector rejects the request until a user acts."""
 
     sqlstate = "22023"

@@ -1,6 +1,19 @@
 """Errors about collections, holds and the writer's lock.
 
-Each class here has a caller that handles it differently from its parent.
+    UsageError
+    ├── LockHeld            another writer      → stop that writer, or use --take-over
+    ├── Closed              client closed       → open again
+    ├── CollectionMissing   no such name        → use a listed name, or create_or_load
+    ├── SinceError          below since         → read at since or later
+    ├── CollectionReplaced  the name moved      → read as of that time or later
+    └── NotYetComplete      at or past upper    → read earlier, or wait for a seal
+    DefiniteError
+    └── CollectionErrored   a recorded error    → read as of an earlier time; follow the hint
+    PenstockError
+    ├── AlreadyFailed       not attempted       → resolve the first failure, then repeat both
+    └── HoldLost            lease expired       → open again, read from a retained time
+
+Each class has a caller that handles it differently from its parent.
 """
 
 from datetime import UTC, datetime
@@ -23,7 +36,7 @@ __all__ = [
 
 
 class LockHeld(UsageError):
-    """Writer's lock held by another process that may not be replaced."""
+    """Writer's lock held by another process, `error.holder`, that may not be replaced."""
 
     sqlstate = "55006"
 
@@ -77,7 +90,10 @@ class CollectionMissing(UsageError):
 
 
 class SinceError(UsageError):
-    """Read below since, where history has been compacted."""
+    """Read, listener or hold below `error.since`, where history has been compacted.
+
+    The collection begins at `error.begins`.
+    """
 
     sqlstate = "22023"
 
@@ -106,7 +122,11 @@ class SinceError(UsageError):
 
 
 class CollectionErrored(DefiniteError):
-    """Read as of a time that a recorded error of the collection covers."""
+    """Read as of a time that a recorded error of the collection covers.
+
+    The error covers times from `error.since` on, and ends at `error.until`. `error.kind` is the
+    class of its cause, `error.reason` the message.
+    """
 
     def __init__(
         self,
@@ -152,7 +172,7 @@ class CollectionErrored(DefiniteError):
 
 
 class CollectionReplaced(UsageError):
-    """End of a collection whose name refers to another one, with another schema or key."""
+    """End of a collection whose name refers to another one from `error.at` on."""
 
     sqlstate = "55000"
 
@@ -167,7 +187,7 @@ class CollectionReplaced(UsageError):
 
 
 class NotYetComplete(UsageError):
-    """Read at or past upper, where more updates may still be written."""
+    """Read at or past `error.upper`, where more updates may still be written."""
 
     sqlstate = "22023"
 

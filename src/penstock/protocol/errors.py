@@ -1,9 +1,10 @@
 """Protocol errors, by the side that is at fault.
 
-    ProtocolError
-    ├── LocalProtocolError    we were about to send an invalid message   → our bug
-    └── RemoteProtocolError   the peer sent an invalid message           → its bug
-        └── MalformedMessage  the bytes are not a message
+    PenstockError
+    └── ProtocolError
+        ├── LocalProtocolError    our invalid message       → report it, or fix your own code
+        └── RemoteProtocolError   the peer's                → fix the peer; run connector check
+            └── MalformedMessage  bytes without a message   → fix the peer; run connector check
 
 As in h11, one table of rules detects both, and the type of the error names the side.
 """
@@ -14,17 +15,17 @@ __all__ = ["LocalProtocolError", "MalformedMessage", "ProtocolError", "RemotePro
 
 
 class ProtocolError(PenstockError):
-    """A message that is out of order or invalid."""
+    """Base class of errors about a message that is out of order or invalid."""
 
     sqlstate = "08P01"
 
 
 class LocalProtocolError(ProtocolError):
-    """A message that we may not send. Nothing was sent."""
+    """Invalid message that this side was about to send. Nothing was sent."""
 
 
 class RemoteProtocolError(ProtocolError):
-    """A message that the peer may not send."""
+    """Invalid message from the peer."""
 
 
 class MalformedMessage(RemoteProtocolError):

@@ -1,5 +1,12 @@
 """Errors of connectors.
 
+    PenstockError
+    ├── Refused           a user must act       → follow the hint
+    ├── StreamCancelled   rolled back           → open again
+    └── DeadlineExceeded  late message          → send Open immediately
+    InternalError
+    └── ContractBroken    invalid code          → fix the connector
+
 Raise `Refused` if a user must change something, and `penstock.errors.Fenced` if a newer stream
 has taken over. All other exceptions are reported as failures of the connector.
 """
