@@ -65,8 +65,9 @@ def page(
     """Return the page."""
     lines = [*_head(versions, settings, date), "", "## Totals", "", *_totals(results), ""]
     lines += ["## By column", "", *_by_column(results, declared), ""]
-    for side, title in SIDES.items():
-        lines += _changed(side, title, results[side], declared)
+    debezium = {"default": results["default"], "other": results["exact"]}
+    lines += _changed(SIDES["default"], debezium, declared)
+    lines += _changed(SIDES["ours"], {"": results["ours"]}, declared)
     if refused:
         lines += ["## Refused by Penstock", "", "| column | error |", "|---|---|"]
         lines += [f"| {_code(declared[case])} | {_cell(text)} |" for case, text in refused.items()]
@@ -123,14 +124,29 @@ def _totals(results: Results) -> Iterator[str]:
 
 
 def _by_column(results: Results, declared: Mapping[str, str]) -> Iterator[str]:
-    heads = " | ".join(f"{title}, {way}" for title in SIDES.values() for way in WAYS)
-    yield f"| column | values | {heads} |"
-    yield "|---|---" + "|---" * (len(SIDES) * len(WAYS)) + "|"
+    exact = []
+    rows = []
     for case, kind in declared.items():
-        cells = [_summary(results[side][way].get(case)) for side in SIDES for way in WAYS]
+        cells = [_side_summary(results[side], case) for side in SIDES]
         count = len(results["ours"]["copy"][case])
         suffix = f" ({case})" if list(declared.values()).count(kind) > 1 else ""
-        yield f"| {_code(kind)}{suffix} | {count} | {' | '.join(cells)} |"
+        if set(cells) == {"exact"}:
+            exact.append(f"{_code(kind)}{suffix} {count}")
+        else:
+            rows.append(f"| {_code(kind)}{suffix} | {count} | {' | '.join(cells)} |")
+    yield f"Exact on all sides, with the number of values: {', '.join(exact)}."
+    yield ""
+    yield f"| column | values | {' | '.join(SIDES.values())} |"
+    yield "|---|---" + "|---" * len(SIDES) + "|"
+    yield from rows
+
+
+def _side_summary(ways: Mapping[Way, Verdicts], case: str) -> str:
+    """Return the outcomes of one side, by way if they differ."""
+    summaries = {way: _summary(ways[way].get(case)) for way in WAYS}
+    if len({*summaries.values()}) == 1:
+        return summaries["copy"]
+    return "; ".join(f"{way}: {summary}" for way, summary in summaries.items())
 
 
 def _summary(verdicts: Sequence[Verdict] | None) -> str:
@@ -145,24 +161,27 @@ def _summary(verdicts: Sequence[Verdict] | None) -> str:
 
 
 def _changed(
-    side: str, title: str, ways: Mapping[Way, Verdicts], declared: Mapping[str, str]
+    title: str, sides: Mapping[str, Mapping[Way, Verdicts]], declared: Mapping[str, str]
 ) -> list[str]:
-    """Return the section with the values that arrive changed, each with its ways."""
-    ways_by_value: dict[tuple[str, str, str, str], list[str]] = {}
-    for way in WAYS:
-        for case, verdicts in ways[way].items():
-            for verdict in verdicts:
-                if verdict.outcome in ("respelled", "changed", "stopped"):
-                    key = (case, verdict.want, verdict.got, verdict.outcome)
-                    ways_by_value.setdefault(key, []).append(way)
+    """Return the section with the values that arrive changed, each with settings and ways."""
+    settings_by_value: dict[tuple[str, str, str, str], list[str]] = {}
+    labels = [f"{name} {way}".strip() for name in sides for way in WAYS]
+    for name, ways in sides.items():
+        for way in WAYS:
+            for case, verdicts in ways[way].items():
+                for verdict in verdicts:
+                    if verdict.outcome in ("respelled", "changed", "stopped"):
+                        key = (case, verdict.want, verdict.got, verdict.outcome)
+                        settings_by_value.setdefault(key, []).append(f"{name} {way}".strip())
     lines = [f"## Changed values: {title}", ""]
-    if not ways_by_value:
+    if not settings_by_value:
         return [*lines, "No value arrives changed.", ""]
     lines += ["| column | the server prints | arrives as | by | |", "|---|---|---|---|---|"]
     lines += [
-        f"| {_code(declared[case])} | {_code(want)} | {_code(got)} | {', '.join(by)} | {outcome} |"
+        f"| {_code(declared[case])} | {_code(want)} | {_code(got)}"
+        f" | {'all' if by == labels else ', '.join(by)} | {outcome} |"
         for (case, want, got, outcome), by in sorted(
-            ways_by_value.items(), key=lambda item: list(declared).index(item[0][0])
+            settings_by_value.items(), key=lambda item: list(declared).index(item[0][0])
         )
     ]
     return [*lines, ""]
