@@ -94,10 +94,13 @@ MODULES: Final = {
     ),
     "recovery-log": Module(
         ("materialize/recovery_log.py",),
-        ("tests/materialize/test_recovery_log.py",),
+        (
+            "tests/materialize/test_recovery_log.py",
+            "tests/materialize/test_errored_collections.py",
+        ),
     ),
     "materialization-loop": Module(
-        ("materialize/loop.py", "materialize/planner.py", "materialize/progress.py"),
+        ("materialize/loop.py",),
         (
             *(
                 "tests/materialize/test_lifecycle.py",

@@ -12,7 +12,7 @@ import pytest
 
 from penstock.errors import DefiniteError, IndeterminateError, PenstockError
 from penstock.failpoints import Action, Failpoint, armed
-from penstock.materialize import planner, tasks
+from penstock.materialize import loop, tasks
 from penstock.materialize.commit_barrier import CommitBarrier, CommitCoordinator
 from penstock.materialize.loop import MaterializationLoop, StoppedByError
 from penstock.materialize.runner import LocalChannel, LocalRunner
@@ -423,7 +423,7 @@ def test_backlog_is_not_split_within_interval_of_recovered_error(
 def test_backlog_of_large_transactions_is_not_split_within_interval_of_recovered_error(
     lake: str, table: Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, seen = planner.limit_upper, []
+    real, seen = loop.limit_upper, []
 
     def within(states: Any, reached: int, upper: int, most: int) -> int:
         found = real(states, reached, upper, most)
@@ -431,7 +431,7 @@ def test_backlog_of_large_transactions_is_not_split_within_interval_of_recovered
         assert len(seen) < 60, f"the loop does not end: {seen[-6:]}"
         return found
 
-    monkeypatch.setattr(planner, "limit_upper", within)
+    monkeypatch.setattr(loop, "limit_upper", within)
     other = table.client.create_or_load("shop.u", **KEYED)
     other.compare_and_append([(row(1), 0, 1)], 0, 20)
     endpoint = Endpoint("sqlite", tmp_path)

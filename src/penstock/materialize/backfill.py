@@ -18,18 +18,21 @@ dropped it. Apply would create it empty, while the checkpoint still covers all r
 resource is therefore rejected before Apply, unless all rows are stored again (hazard C15).
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.errors import UsageError
-from penstock.materialize.binding_kind import BindingKind, Documents, Rows
-from penstock.materialize.checkpoint import ResourceProgress, path_text
+from penstock.materialize.binding_kind import BindingKind, BindingPlan, Documents, Rows
+from penstock.materialize.checkpoint import NOTHING, ResourceProgress, path_text
 from penstock.materialize.inputs import ClaimedCollection
+from penstock.materialize.intervals import missing_interval
 from penstock.materialize.layout import KnownLayouts
 from penstock.materialize.recovery_log import RecoveryLog, ShardLog, from_entries
+from penstock.materialize.shard_transaction import needs_truncation
 from penstock.materialize.spec_builder import BuiltSpec, IncompatibleResource
 from penstock.persist.scan.plan import scan_snapshot
 from penstock.persist.scan.task import read_parts
@@ -48,6 +51,7 @@ __all__ = [
     "replaced_bindings",
     "replaced_resources",
     "rows_written",
+    "truncated_resources",
 ]
 
 Predecessors = Callable[[str], Collection[str]]
@@ -329,6 +333,22 @@ def rows_written(holding: ClaimedCollection, kind: BindingKind, frontier: int) -
     scan = scan_snapshot(state, as_of)
     tables = read_parts(holding.url, state, (*scan.base, *scan.deltas), scan.schema)
     return sum(pc.sum(table.column(DIFF)).as_py() or 0 for table in tables)
+
+
+def truncated_resources(
+    built: BuiltSpec, log: RecoveryLog, bindings: Sequence[BindingPlan], upper: int
+) -> frozenset[str]:
+    """Return the resources that a shard would have to truncate in a transaction up to `upper`."""
+    paths = set[str]()
+    for shard in log.shards:
+        for binding, spec in zip(bindings, built.spec.bindings, strict=True):
+            if spec.delta_updates or not binding.empties:
+                continue
+            with suppress(UsageError):  # The shard raises it again.
+                interval = missing_interval(binding.bound, shard.checkpoint or NOTHING, upper)
+                if needs_truncation(binding, interval):
+                    paths.add(binding.bound.path)
+    return frozenset(paths)
 
 
 def _reached(shard: ShardLog, path: str) -> ResourceProgress | None:

@@ -6,13 +6,21 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from penstock import persist
-from penstock.errors import UsageError
+from penstock.errors import DefiniteError, UsageError
 from penstock.materialize.intervals import BoundResource
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.lake import storage_locations
 from penstock.persist.records import CollectionState, ErrorSpan
+from penstock.progress.time import describe_time
 
-__all__ = ["ClaimedCollection", "InputCollections", "Readiness", "hold_owner"]
+__all__ = [
+    "ClaimedCollection",
+    "InputCollections",
+    "Readiness",
+    "StoppedByError",
+    "hold_owner",
+    "stopping_error",
+]
 
 
 def hold_owner(materialization: str) -> str:
@@ -229,3 +237,22 @@ class InputCollections:
         """Move the holds: retain each collection from its time in `sinces` on."""
         for url, hold in self._holds.items():
             hold.move({name: since for name, since in sinces.items() if self._where[name] == url})
+
+
+class StoppedByError(DefiniteError):
+    """A bound collection is in error, and `on_error: stop` applies."""
+
+
+def stopping_error(materialization: str, ready: Readiness, reached: int) -> StoppedByError | None:
+    """Return the error that stops a materialization with `on_error: stop` now, or None."""
+    for name, span in ready.errored:
+        if span.lower <= reached or not ready.upper:
+            stored = span.error
+            return StoppedByError(
+                f'materialization "{materialization}" has stopped at '
+                f'{describe_time(span.lower)}: collection "{name}" is in error: {stored.message}',
+                detail=stored.detail,
+                hint=f"{stored.hint} The materialization resumes when the error ends. To "
+                "continue without this collection, set on_error: leave_behind.".strip(),
+            )
+    return None

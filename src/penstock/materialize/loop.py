@@ -30,29 +30,33 @@ from penstock.materialize.backfill import (
     replaced_bindings,
     replaced_resources,
     rows_written,
+    truncated_resources,
 )
 from penstock.materialize.binding_kind import BindingPlan, describe_collection
-from penstock.materialize.collection_errors import (
-    StoppedByError,
-    log_degraded,
-    replaced_frontier,
-    stopping_error,
-)
 from penstock.materialize.commit_barrier import ShardReport
 from penstock.materialize.connector_client import connect
 from penstock.materialize.connector_process import resolve_connector
 from penstock.materialize.errors import ConnectorRefused
-from penstock.materialize.inputs import ClaimedCollection, InputCollections, Readiness, hold_owner
-from penstock.materialize.layout import KnownLayouts
-from penstock.materialize.planner import (
-    next_upper,
-    plan_bindings,
-    plan_shards,
-    truncated_resources,
+from penstock.materialize.inputs import (
+    ClaimedCollection,
+    InputCollections,
+    Readiness,
+    StoppedByError,
+    hold_owner,
+    stopping_error,
 )
-from penstock.materialize.progress import Progress, RequestedResource, resource_frontier
-from penstock.materialize.recovery_log import RecoveryLog, ShardLog, from_entries, to_entries
-from penstock.materialize.runner import Runner
+from penstock.materialize.intervals import limit_upper
+from penstock.materialize.layout import KnownLayouts
+from penstock.materialize.recovery_log import (
+    Progress,
+    RecoveryLog,
+    RequestedResource,
+    ShardLog,
+    from_entries,
+    resource_frontier,
+    to_entries,
+)
+from penstock.materialize.runner import Runner, cancel_after_stop
 from penstock.materialize.shard import CheckpointMismatch, EndpointAhead, ShardPlan
 from penstock.materialize.spec_builder import (
     BuiltSpec,
@@ -60,9 +64,8 @@ from penstock.materialize.spec_builder import (
     IncompatibleCollection,
     build,
 )
-from penstock.materialize.status import Status
+from penstock.materialize.status import Status, log_degraded, report_overdue_steps
 from penstock.materialize.teardown import encode_applied, load_applied_paths
-from penstock.materialize.watchdog import cancel_after_stop, report_overdue_steps
 from penstock.persist.batch import defaults_of
 from penstock.persist.errors import CollectionMissing
 from penstock.persist.records import ErrorSpan, StoredError
@@ -301,13 +304,34 @@ class MaterializationLoop:
                 transaction, a planned transaction includes it, or errors stop all bindings.
         """
         name = error.collection
-        frontier = replaced_frontier(self._section, self._log, error)
+        frontier = self._freeze_frontier(error)
         if frontier is None or name in self._incompatible:
             raise error
         if self._inputs.state(name, frontier - 1).id == self._inputs.state(name).id:
             raise error
         self._incompatible[name] = ErrorSpan(frontier, StoredError.of(error))
         self._rejected[name] = error
+
+    def _freeze_frontier(self, error: IncompatibleCollection) -> int | None:
+        """Return the freeze frontier of the bindings of a replaced collection.
+
+        Return None if they cannot freeze: errors stop all bindings, a planned transaction includes
+        one of them, or a resource holds no rows.
+        """
+        planned = self._log.planned is not None
+        if not self._leaves_behind or (planned and not self._log.frozen.issuperset(error.paths)):
+            return None
+        backfills = [
+            binding.backfill
+            for binding in self._section.bindings
+            if binding.collection == error.collection
+        ]
+        frontier = min(
+            resource_frontier(shard.checkpoint, path, backfill)
+            for path, backfill in zip(error.paths, backfills, strict=True)
+            for shard in self._log.shards
+        )
+        return frontier or None
 
     def _build(self, described: list[DescribedCollection], upper: int | None) -> None:
         """Validate and apply the specification for the collections as of `upper`, or now."""
@@ -627,28 +651,55 @@ class MaterializationLoop:
         claim = ExitStack()
         claimed = claim.enter_context(self._inputs.claim(self._sinces(), upper))
         self._claims.append(claim)
-        return plan_shards(
-            self._built,
-            self._log,
-            self._plan_bindings(frozen, claimed),
-            upper,
-            materialization=self._client.state.location,
-            address=self._address,
-            security=self._security,
-            session=f"{self._rng.getrandbits(64):016x}",
-        )
+        bindings = self._plan_bindings(frozen, claimed)
+        session = f"{self._rng.getrandbits(64):016x}"
+        return [
+            ShardPlan(
+                self._client.state.location,
+                self._built.spec,
+                self._built.version,
+                shard,
+                bindings,
+                upper,
+                self._address,
+                self._security,
+                session,
+            )
+            for shard in self._log.shards
+        ]
 
     def _plan_bindings(
         self, frozen: Collection[str], claimed: Mapping[str, ClaimedCollection]
     ) -> tuple[BindingPlan, ...]:
-        return plan_bindings(
-            self._section,
-            self._built,
-            self._log,
-            claimed,
-            frozen=frozen,
-            continued=self._continued,
-        )
+        """Return the inputs of each binding, without the resources in `frozen`."""
+        built = self._built
+        # A transaction may truncate only if one shard runs, and the file requests one.
+        one_shard = len(self._log.shards) == self._section.shards == 1
+        plans = []
+        for number, binding in enumerate(self._section.bindings):
+            path, collection = built.path(number), claimed[binding.collection]
+            bound = collection.bind(
+                path,
+                binding.backfill,
+                built.columns(number),
+                unknown=path in self._log.unknown,
+                truncates=built.empties[number] and one_shard,
+                layout=built.layout_ids[number],
+                continued=self._continued[number],
+                frozen=path in frozen,
+            )
+            _, kind = built.described[number]
+            plans.append(
+                BindingPlan(
+                    bound,
+                    collection.url,
+                    collection.state,
+                    kind,
+                    deletes=built.deletes[number],
+                    empties=built.empties[number],
+                )
+            )
+        return tuple(plans)
 
     # Progress.
 
@@ -688,9 +739,14 @@ class MaterializationLoop:
     def _next_upper(self, reached: int) -> int | None:
         """Return the upper of the next transaction; None if no collection has advanced."""
         ready = self.ready(self._log.planned or 0)
+        if ready.upper <= reached:
+            return None
+        if reached:
+            # A binding that resumes reaches the frontier of the others in one transaction.
+            reached = max(reached, min(self._progress().committed(), ready.upper))
         names = {binding.collection for binding in self._section.bindings} - ready.frozen
         states = [self._inputs.state(name) for name in sorted(names)]
-        return next_upper(self._progress(), ready, states, reached=reached, size=self._section.size)
+        return limit_upper(states, reached, ready.upper, self._section.size)
 
     def _is_behind(self) -> bool:
         return self.ready().upper - self._reached() > 2 * self._pace_ms

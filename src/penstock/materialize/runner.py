@@ -1,10 +1,13 @@
 """Runners of the shards of a transaction, and the runner with threads of this process."""
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
+from penstock.deadlines import stop_timeout_s
 from penstock.materialize.commit_barrier import (
     CommitBarrier,
     CommitCoordinator,
@@ -12,8 +15,14 @@ from penstock.materialize.commit_barrier import (
     ShardReport,
 )
 from penstock.materialize.shard import ShardPlan, cancel_sessions, run_shard
+from penstock.telemetry import fields, logger
 
-__all__ = ["LocalChannel", "LocalRunner", "Runner"]
+__all__ = ["LocalChannel", "LocalRunner", "Runner", "cancel_after_stop"]
+
+log = logger("materialize")
+
+POLL_S: Final = 0.2
+"""Longest wait between two checks of the stop event."""
 
 
 class Runner(Protocol):
@@ -81,3 +90,38 @@ class LocalChannel:
     def acknowledged(self, acknowledged_ms: int) -> None:
         """See `ShardChannel`."""
         self.barrier.acknowledged(self.shard, acknowledged_ms)
+
+
+@contextmanager
+def cancel_after_stop(
+    stop: threading.Event | None, cancel: Callable[[], None], *, materialization: str
+) -> Iterator[None]:
+    """Call `cancel` a third of the stop deadline after `stop` is set, until the block ends.
+
+    The outcome of a cancelled transaction is unknown, as after a crash.
+    """
+    if stop is None:
+        yield
+        return
+    ended, grace_s = threading.Event(), stop_timeout_s() / 3
+
+    def watch() -> None:
+        while not stop.wait(POLL_S):
+            if ended.is_set():
+                return
+        if ended.wait(grace_s):
+            return
+        log.warning(
+            "transaction still running; cancelling it",
+            extra=fields(materialization=materialization, after_s=grace_s),
+        )
+        # SUBTLE: cancel repeatedly. One call does not cancel work that the job starts later.
+        while not ended.is_set():
+            cancel()
+            ended.wait(POLL_S)
+
+    threading.Thread(target=watch, name=f"stop of {materialization}", daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()

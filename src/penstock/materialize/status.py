@@ -1,9 +1,13 @@
 """Progress, counters and error of a materialization, and the status made of them."""
 
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from penstock.clock import Clock
+from penstock.deadlines import answer_timeout_s
 from penstock.errors import PenstockError
 from penstock.materialize.commit_barrier import ShardReport
 from penstock.materialize.inputs import Readiness
@@ -16,10 +20,15 @@ from penstock.supervisor.status import (
     MaterializationStatus,
     StepStatus,
 )
+from penstock.telemetry import fields, logger
 
-__all__ = ["Status"]
+__all__ = ["Status", "log_degraded", "report_overdue_steps"]
+
+log = logger("materialize")
 
 DELIVERING: Final = ("following", "storing")
+POLL_S: Final = 0.2
+"""Longest wait between two checks of the step in progress."""
 
 
 @dataclass(slots=True)
@@ -151,3 +160,56 @@ class Status:
         """Record the acknowledgement of the last transaction."""
         self.phase = "following"
         self.last = {**self.last, "acknowledged_ms": acknowledged_ms}
+
+
+@contextmanager
+def report_overdue_steps(
+    status: Status, clock: Clock, write_status: Callable[[], None], *, materialization: str
+) -> Iterator[None]:
+    """Mark a step of the block that takes longer than the answer deadline as overdue.
+
+    `write_status` stores the status for other processes.
+    """
+    ended = threading.Event()
+    deadline_ms = answer_timeout_s() * 1_000
+
+    def watch() -> None:
+        watched, since_ms = ("", 0), 0
+        while not ended.wait(POLL_S):
+            now_ms = clock.boot_ms()
+            step = (status.step, status.step_since_ms)
+            if step != watched:
+                watched, since_ms = step, now_ms
+            elif status.step and not status.overdue and now_ms - since_ms >= deadline_ms:
+                status.overdue = True
+                # The main thread reports errors of the store.
+                with suppress(PenstockError):
+                    write_status()
+
+    thread = threading.Thread(target=watch, name=f"waits of {materialization}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def log_degraded(
+    materialization: str, before: Mapping[str, ErrorSpan], after: Mapping[str, ErrorSpan]
+) -> None:
+    """Log the start and the end of errors of collections whose bindings are frozen."""
+    for name, span in after.items():
+        if before.get(name) != span:
+            log.warning(
+                "materialization degraded",
+                extra=fields(
+                    materialization=materialization,
+                    collection=name,
+                    time=span.lower,
+                    error=span.error.message,
+                    hint=span.error.hint,
+                ),
+            )
+    for name in before.keys() - after.keys():
+        log.info("binding resumes", extra=fields(materialization=materialization, collection=name))
