@@ -13,6 +13,7 @@ With `--check`, nothing is written, and the exit status is 1 if a page differs.
 
 import argparse
 import ast
+import dataclasses
 import difflib
 import inspect
 import re
@@ -69,6 +70,11 @@ ERROR_TREES: Final = (
 TREE_LINE: Final = re.compile(r" {4}((?:[│ ] {3})*)(?:[├└]── )?(\w+)(?: +[^→]*→ (.*))?")
 
 NUMERIC_OID: Final = 1700
+
+INTERNAL_MEMBERS: Final = frozenset(
+    {"penstock.persist.Client.committer", "penstock.persist.Client.share_staged"}
+)
+"""Members for other packages of this project."""
 
 
 def main() -> int:
@@ -213,6 +219,61 @@ def names_of(parameter: Any) -> str:
         return str(metavar)
     names = ", ".join([*parameter.opts, *parameter.secondary_opts])
     return names if parameter.is_flag else f"{names} {metavar}"
+
+
+def api(name: str) -> str:
+    """Return the public functions and classes of a module, except errors, without types."""
+    module = import_module(name)
+    public = {name: getattr(module, name) for name in module.__all__}
+    rows = [
+        (f"`{call_of(kind, name)}`", summary_of(kind))
+        for name, kind in public.items()
+        if callable(kind) and (not inspect.isclass(kind) or not issubclass(kind, Exception))
+    ]
+    return table(("Name", "Meaning"), rows)
+
+
+def members(path: str) -> str:
+    """Return the methods and properties of a class, without types."""
+    module, _, name = path.rpartition(".")
+    kind = getattr(import_module(module), name)
+    rows = [
+        (
+            f"`{member}`" if isinstance(value, property) else f"`{call_of(value, member)}`",
+            summary_of(value),
+        )
+        for member, value in vars(kind).items()
+        if not member.startswith("_") and path + "." + member not in INTERNAL_MEMBERS
+        if isinstance(value, property) or inspect.isfunction(value)
+    ]
+    return table(("Member", "Meaning"), rows)
+
+
+def call_of(kind: Any, name: str) -> str:
+    """Return a signature without types; of a class the fields, if it has any."""
+    fields = [field.name for field in dataclasses.fields(kind)] if is_plain(kind) else []
+    if fields:
+        return f"{name}({', '.join(fields)})"
+    if inspect.isclass(kind):
+        return name
+    given = inspect.signature(kind)
+    parameters = [
+        parameter.replace(annotation=inspect.Parameter.empty)
+        for parameter in given.parameters.values()
+        if parameter.name not in ("self", "clock")  # The clock is for tests.
+    ]
+    bare = str(given.replace(parameters=parameters, return_annotation=given.empty))
+    return name + re.sub(r"<(\w+\.\w+): .*?>", r"\1", bare)  # The default may be an enum value.
+
+
+def is_plain(kind: Any) -> bool:
+    """Return whether a class is a dataclass without a page of its own, as `Settings` has."""
+    return dataclasses.is_dataclass(kind) and kind is not Settings
+
+
+def summary_of(value: Any) -> str:
+    text = (inspect.getdoc(value) or "").partition("\n\n")[0]
+    return " ".join(text.split())
 
 
 def errors(modules: str) -> str:
@@ -425,6 +486,8 @@ TABLES: Final[dict[str, Callable[[str], str]]] = {
     "failpoints": failpoints,
     "cli": cli,
     "shared-arguments": shared_arguments,
+    "api": api,
+    "members": members,
     "errors": errors,
     "types": types,
     "protocol": protocol,

@@ -1,11 +1,9 @@
 """Consistency of the reference pages with protocol, connectors and conformance suite."""
 
-import inspect
 import re
 import tomllib
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import url2pathname
 
@@ -17,7 +15,6 @@ import penstock
 import penstock.materialize.errors
 import penstock.protocol.errors
 import penstock.sdk.errors
-from penstock import materialize, sdk
 from penstock.connectors import BUILT_IN, built_in
 from penstock.connectors.postgres import PostgresConnector
 from penstock.connectors.sqlite.dialect import _TYPES as SQLITE_TYPES
@@ -210,29 +207,3 @@ def test_connectors_page_lists_tables_of_the_connector():
     listed = [cells[0].strip("`") for cells in rows(section(CONNECTORS, "Tables of the connector"))]
     assert listed == [fence.TABLE, applied_spec.TABLE]
     assert f"`{DELETED}`" in CONNECTORS
-
-
-# Python, and errors.
-
-
-@pytest.mark.parametrize(
-    "module", [sdk, materialize, conformance], ids=lambda module: module.__name__.rpartition(".")[2]
-)
-def test_python_page_lists_public_names_of(module: Any):
-    text = (REFERENCE / "python.md").read_text().partition("## Connectors\n")[2]
-    assert [name for name in module.__all__ if not re.search(rf"`{name}\b", text)] == []
-
-
-@pytest.mark.parametrize("kind", [sdk.Connector, sdk.Transactor], ids=lambda kind: kind.__name__)
-def test_python_page_lists_methods_of(kind: type):
-    text = (REFERENCE / "python.md").read_text()
-    table = text.partition(f"| Method of {kind.__name__} |")[2].partition("\n\n")[0]
-    listed = re.findall(r"^\| `(\w+\(.*?\))` \|", table, re.MULTILINE)
-    methods = {
-        name: [
-            parameter for parameter in inspect.signature(member).parameters if parameter != "self"
-        ]
-        for name, member in vars(kind).items()
-        if inspect.isfunction(member) and not name.startswith("_")
-    }
-    assert set(listed) == {f"{name}({', '.join(given)})" for name, given in methods.items()}

@@ -1,8 +1,6 @@
 """Consistency of the reference pages with the code, and a reader written from one."""
 
 import ast
-import dataclasses
-import inspect
 import json
 import random
 import re
@@ -336,37 +334,6 @@ def table_rows(page: str, first: str) -> list[list[str]]:
     return rows
 
 
-def test_python_page_lists_persist_members():
-    page = (REFERENCE / "python.md").read_text()
-    assert [name for name in persist.__all__ if not re.search(rf"`{name}\b", page)] == []
-    for name in ("open", "release"):
-        assert f"| `{signature(getattr(persist, name), name)}` |" in page
-    for kind in (persist.Client, persist.Collection, persist.Listener, persist.DurableHold):
-        section = page.partition(f"## {kind.__name__}\n")[2].partition("\n## ")[0]
-        listed = {
-            re.match(r"`(.*)`", line)[1] for line in re.findall(r"^\| (`.*)", section, re.MULTILINE)
-        }
-        listed = {member.partition("`")[0] for member in listed}
-        assert listed >= public(kind), kind
-        assert {member for member in listed if "(" in member} <= public(kind), kind
-
-
-def test_python_page_lists_fields_of_values():
-    for name, fields in table_rows("python.md", "Value"):
-        kind = getattr(persist, name.strip("`"))
-        listed = re.findall(r"`(\w+)`", fields)
-        assert listed == [field.name for field in dataclasses.fields(kind)]
-
-
-def test_spark_page_lists_every_function():
-    import penstock.spark as ps
-
-    listed = [cells[0].strip("`") for cells in table_rows("spark.md", "Call") if "(" in cells[0]]
-    defined = [signature(getattr(ps, name), name) for name in ps.__all__]
-    # The clock is for tests.
-    assert sorted(listed) == sorted(re.sub(r", clock=<.*?>", "", text) for text in defined)
-
-
 OPTIONS = {
     "Read": options._COMMON + options._BATCH,
     "Stream": options._COMMON + options._STREAM,
@@ -418,33 +385,3 @@ def test_spark_page_lists_options_of_each_read():
     page = section("spark.md", "Options of each read")
     assert dict(re.findall(r"^\| `(\S+)` \| `(\w+)` \|", page, re.MULTILINE)) == PER_READ
     assert f"{BROADCAST_ROWS:_}" in (REFERENCE / "spark.md").read_text()
-
-
-def public(kind: type) -> set[str]:
-    """Return the methods of a class with their signatures, and its properties."""
-    members: set[str] = set()
-    for name, member in vars(kind).items():
-        if name.startswith("_"):
-            continue
-        if isinstance(member, property):
-            members.add(name)
-        elif inspect.isfunction(member):
-            members.add(signature(member, name))
-    # For other packages.
-    return members - {
-        "committer",
-        "piece(updates, *, expected=None, upper=None, time=None)",
-        "share_staged(batch)",
-    }
-
-
-def signature(function: Any, name: str) -> str:
-    """Return a signature without types and without self."""
-    given = inspect.signature(function)
-    parameters = [
-        parameter.replace(annotation=inspect.Parameter.empty)
-        for parameter in given.parameters.values()
-        if parameter.name != "self"
-    ]
-    bare = given.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
-    return f"{name}{bare}"
