@@ -66,3 +66,24 @@ def test_run_accepts_a_failure_only_if_it_is_marked_and_passes_alone(
     )
     assert run.returncode == status, run.stdout + run.stderr
     assert ("FLAKY test_case.py::test_late" in run.stdout) is flaky
+
+
+WRITES_BYTECODE = """
+import sys
+
+def test_bytecode_is_written(): assert not sys.dont_write_bytecode
+"""
+
+
+def test_run_writes_bytecode_although_the_environment_forbids_it(tmp_path: Path) -> None:
+    (tmp_path / "test_case.py").write_text(WRITES_BYTECODE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.run", "-p", "no:cacheprovider"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
