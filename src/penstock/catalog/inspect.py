@@ -7,7 +7,6 @@ everything else from the log.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final
 
 from penstock import persist
@@ -134,12 +133,7 @@ class LakeInspector:
     def __enter__(self) -> "LakeInspector":
         return self
 
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

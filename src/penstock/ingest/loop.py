@@ -146,16 +146,6 @@ class IngestLoop:
         self._put_status(phase=OPENING, waits_for="", error=None, **self._disconnected(NOT_YET))
 
     @property
-    def bound(self) -> Frontier[Any] | None:
-        """Return the durable upstream frontier; None before the initial snapshot is visible."""
-        return self._bound
-
-    @property
-    def upper(self) -> int:
-        """Return the upper of the source's collections."""
-        return self._remap.upper
-
-    @property
     def commits(self) -> int:
         """Return the number of committed ticks."""
         return self._commits

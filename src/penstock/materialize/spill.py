@@ -19,7 +19,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 from operator import methodcaller
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Final, Self
 
 import pyarrow as pa
@@ -69,12 +68,7 @@ class SpillingCombiner:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

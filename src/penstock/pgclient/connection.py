@@ -19,7 +19,6 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Final, Self, TypeVar
 
 import psycopg
@@ -240,12 +239,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -21,7 +21,6 @@ __all__ = ["ArenaMessage", "decode_arena", "encode_arena", "varint_bytes"]
 
 OVERLAPPING_BYTES: Final = 16 << 20
 SLICES: Final = (3, 4, 5)
-BOOLS: Final = (6, 100)
 
 _BINDING, _ARENA_BEGIN, _ARENA_END, _COUNTS, _EMPTIES = 0, 1, 2, 3, 8
 _WORDS: Final = 9

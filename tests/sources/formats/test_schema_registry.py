@@ -80,7 +80,7 @@ def test_registry_schema_includes_nested_references(server: Answers):
 
 def test_registry_sends_credentials_and_does_not_reveal_them(server: Answers):
     server.schemas[1] = {"schema": "1"}
-    registry = Registry.at(server.url.replace("://", "://us%40er:se%3Acret@"))
+    registry = Registry(server.url, user="us@er", password="se:cret")
     registry.by_id(1)
     assert server.credentials == ["Basic dXNAZXI6c2U6Y3JldA=="]
     server.instead = (401, b'{"error_code": 40101, "message": "se:cret"}')

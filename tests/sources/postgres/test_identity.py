@@ -14,6 +14,7 @@ from penstock.sources.postgres.identity import (
     ForkedAfter,
     ForkedBefore,
     Identity,
+    Probe,
     OtherServer,
     Same,
     compare_history,
@@ -51,7 +52,7 @@ def test_identify_and_probe_agree_on_server_identity(
     assert named.database == any_database.name
     assert named.history == ()
     assert (probed.system_id, probed.timeline) == (named.system_id, named.timeline)
-    assert compare_history(named, probed.identity, named.xlogpos) == Same()
+    assert compare_history(named, identity_of(probed), named.xlogpos) == Same()
     assert not probed.standby
 
 
@@ -214,7 +215,14 @@ def test_promoted_standby_is_accepted_only_up_to_its_fork_position() -> None:
             assert compare_history(ours, current, shared) == ForkedAfter(2, left)
             assert compare_history(ours, current, ahead) == ForkedBefore(2, left, ahead)
             # A probe has no history, therefore it never accepts another timeline.
-            assert compare_history(ours, probed.identity, shared) == ForkedBefore(2, None, shared)
+            assert compare_history(ours, identity_of(probed), shared) == ForkedBefore(
+                2, None, shared
+            )
+
+
+def identity_of(probed: Probe) -> Identity:
+    """Return the identity in a probe, without history."""
+    return Identity(probed.system_id, probed.timeline, probed.flush_lsn)
 
 
 def _await_replay(sql: Connection, up_to: Lsn) -> None:

@@ -4,8 +4,8 @@ Before an Open increments the fence, it terminates the sessions of older streams
 (`older_sessions.py`), because they may hold locks.
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Annotated, Self
 
 from psycopg import errors
@@ -106,14 +106,11 @@ class PostgresConnector(SqlConnector[PostgresEndpoint, PostgresResource]):
     resource = PostgresResource
     dialect = PostgresDialect()
 
-    @contextmanager
-    def session(self, endpoint: PostgresEndpoint, *, touch: bool) -> Iterator[PostgresSession]:
+    def session(
+        self, endpoint: PostgresEndpoint, *, touch: bool
+    ) -> AbstractContextManager[PostgresSession]:
         """Return a connection to the database; read-only without `touch`."""
-        session = PostgresSession(endpoint.server(), touch=touch, turn=endpoint.in_schema)
-        try:
-            yield session
-        finally:
-            session.close()
+        return closing(PostgresSession(endpoint.server(), touch=touch, turn=endpoint.in_schema))
 
     def path(self, endpoint: PostgresEndpoint, resource: PostgresResource) -> tuple[str, ...]:
         """Return the path of the table of a resource."""

@@ -1,7 +1,7 @@
 """SQLite connector: configuration, Validate, Apply and Open."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Literal
 
@@ -52,14 +52,11 @@ class SqliteConnector(SqlConnector[SqliteEndpoint, SqlResource]):
     resource = SqlResource
     dialect = SqliteDialect()
 
-    @contextmanager
-    def session(self, endpoint: SqliteEndpoint, *, touch: bool) -> Iterator[SqliteSession]:
+    def session(
+        self, endpoint: SqliteEndpoint, *, touch: bool
+    ) -> AbstractContextManager[SqliteSession]:
         """Return a connection to the file."""
-        session = SqliteSession(endpoint.path, create=touch, decimals=endpoint.decimals)
-        try:
-            yield session
-        finally:
-            session.close()
+        return closing(SqliteSession(endpoint.path, create=touch, decimals=endpoint.decimals))
 
     def dialect_for(self, session: Session, fields: Sequence[Field]) -> SqliteDialect:
         """Return the dialect with the setting for decimals."""

@@ -15,8 +15,8 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from base64 import b64encode
-from dataclasses import dataclass, field, replace
-from typing import Any, Final, Self
+from dataclasses import dataclass, field
+from typing import Any, Final
 
 from penstock.errors import DefiniteError, SourceError, TransientError, UsageError
 
@@ -72,19 +72,6 @@ class Registry:
             raise UsageError(
                 "url of the schema registry has a query or a fragment", hint="Leave it out."
             )
-
-    @classmethod
-    def at(cls, url: str, *, ca: str | None = None) -> Self:
-        """Return the registry at `url`, which may contain user and password."""
-        parts = urllib.parse.urlsplit(url)
-        bare = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
-        registry = cls(bare, ca=ca)
-        if parts.username is None:
-            return registry
-        unquoted = urllib.parse.unquote
-        return replace(
-            registry, user=unquoted(parts.username), password=unquoted(parts.password or "")
-        )
 
     def by_id(self, id: int) -> Registered:
         """Return the schema with an id that a record contains.

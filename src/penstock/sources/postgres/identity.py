@@ -195,11 +195,6 @@ class Probe:
 
     standby: bool
 
-    @property
-    def identity(self) -> Identity:
-        """Return the identity without history; use `identify` if the timeline has changed."""
-        return Identity(self.system_id, self.timeline, self.flush_lsn)
-
 
 def probe(connection: Connection) -> Probe:
     """Return the progress of the server, with one query over a plain connection.

@@ -225,11 +225,6 @@ class Decoder:
             room < self._spare or bool(self._state[kernels.CROWDED])
         )
 
-    @property
-    def in_transaction(self) -> bool:
-        """Return whether the scan is inside a transaction."""
-        return bool(self._state[kernels.IN_TRANSACTION])
-
     def space(self) -> memoryview:
         """Return the free space of the buffer, for the next bytes."""
         if self._end == len(self._buffer):

@@ -11,7 +11,6 @@ Data that arrived before an error is returned before the error is raised.
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Final, Self
 
 import numpy as np
@@ -80,12 +79,7 @@ class ReplicationStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def read(self, timeout_s: float) -> Chunk | None:
@@ -184,12 +178,7 @@ class CopyStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __iter__(self) -> Iterator[Bytes]:
