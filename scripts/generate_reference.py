@@ -64,6 +64,8 @@ ERROR_TREES: Final = (
     "penstock.materialize.errors",
     "penstock.protocol.errors",
     "penstock.sdk.errors",
+    "penstock.sources.postgres.errors",
+    "penstock.sources.kafka.errors",
 )
 """Modules whose docstring draws a part of the error tree."""
 

@@ -3,7 +3,7 @@
 The class of an error says what the caller does next:
 
     PenstockError
-    ├── UsageError              broken contract         → fix the call or the file; see the hint
+    ├── UsageError              broken contract         → fix the call or the file
     ├── StoreError
     │   ├── DeterminateError    not written             → retry, or stop
     │   │   └── StoreRefused    retry does not help     → follow the hint, then open again

@@ -1,4 +1,15 @@
-"""Errors of Kafka topics, each with a hint for the operator."""
+"""Errors of Kafka topics, each with a hint for the operator.
+
+    TransientError
+    └── NoRecords       columns cannot be inferred    → send a record, or list the columns
+    DefiniteError
+    ├── TopicMissing    no such topic                 → create it, or drop the source
+    ├── TopicRecreated  another topic id              → recreate the source
+    ├── OffsetsRemoved  retention was too short       → increase it, recreate the source
+    └── BadRecord       cannot be decoded             → set on_bad_record, or start after it
+
+To recreate a source, drop it and start it again.
+"""
 
 from collections.abc import Mapping
 from typing import Final

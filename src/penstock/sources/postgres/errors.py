@@ -1,5 +1,24 @@
 """Errors of a Postgres source.
 
+    SourceError
+    └── NotReady            a prerequisite is missing    → apply the statements of the detail
+    DefiniteError
+    ├── SlotLost            no slot                      → resync
+    ├── SlotInvalidated     WAL was removed              → change the setting, then resync
+    ├── SlotPassed          another reader               → find the reader, then resync
+    ├── PublicationMissing  no publication               → create it again, then resync
+    ├── TableMissing        dropped, or not published    → remove it, or restore it and resync
+    ├── TableUntrackable    no collection can hold it    → follow the hint; no restart is needed
+    ├── SchemaChanged       incompatible change          → resync, or undo the change
+    └── OtherHistory        another server               → correct the address; see the hint
+        └── HistoryRewound  restored or promoted         → resync
+    ComparisonFailed
+    └── ComparisonRaced     altered at each attempt      → resync when no such statement runs
+    UsageError
+    └── SlotForeign         a slot of others             → drop it if it has no reader
+    TransientError
+    └── SlotBusy            another connection           → end that server process, or wait
+
 Each class here is an error that a caller handles differently from its parent class. `pgclient` has
 the errors of a connection.
 """
