@@ -20,14 +20,14 @@ from urllib.parse import unquote
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock import persist
-from penstock.catalog.namespace import take_name_in_lake
+from penstock.catalog import take_name_in_lake
 from penstock.data.spark_types import to_spark
 from penstock.datasource.spark import register
 from penstock.engine.dataframe_lifetime.spark import call_when_unused, explain_failures
 from penstock.engine.spark import connect, session
 from penstock.engine.storage_access.spark import find_native_root
 from penstock.errors import Corruption, InternalError, UsageError
-from penstock.ingest.progress_views import find_progress_view
+from penstock.ingest import find_progress_view
 from penstock.persist import Appended, Client, Settings
 from penstock.persist.append.spark import arrow_schema, stage
 from penstock.persist.append.user_collections import (

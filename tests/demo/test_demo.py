@@ -85,7 +85,7 @@ def ran(folder: Path) -> Iterator[Ran]:
             threading.Timer(3, stop.set).start()
 
     demo.prepare(own)
-    compared = demo.run(own, up=up, stop=stop, say=say, rate=100, rng=random.Random(7))
+    compared = demo.run_demo(own, up=up, stop=stop, say=say, rate=100, rng=random.Random(7))
     with PostgresServer(own / "postgres", binaries="wheel", tcp=False) as server:
         places = Places(server.url(database="shop"), f"file:{own}/lake", own / "shop.db")
         yield Ran(compared, lines, places)

@@ -11,7 +11,7 @@ from tests.fix_objects import ObjectServer
 
 from penstock.durable.location import open_blob
 from penstock.durable.memory import MemoryBlob
-from penstock.durable.probe import probe
+from penstock.durable.probe import probe_location
 from penstock.errors import StoreRefused
 from penstock.testing.stores import UnreliableBlob
 
@@ -27,9 +27,9 @@ def test_probe_of_correct_store_passes_and_is_not_repeated(
     tmp_path: Path, ids: Callable[[], str], kind: str
 ) -> None:
     blob = MemoryBlob() if kind == "memory" else open_blob(f"file:{tmp_path}", writing=True)
-    assert probe(blob, ids)
+    assert probe_location(blob, ids)
     assert [listed.key for listed in blob.list("")] == ["probe/passed-1"]
-    assert not probe(blob, ids)
+    assert not probe_location(blob, ids)
     blob.close()
 
 
@@ -37,9 +37,9 @@ def test_probe_of_real_object_server_passes_and_is_not_repeated(
     object_url: str, ids: Callable[[], str]
 ) -> None:
     blob = open_blob(object_url, writing=True)
-    assert probe(blob, ids, racers=3, races=2)
+    assert probe_location(blob, ids, racers=3, races=2)
     assert [listed.key for listed in blob.list("")] == ["probe/passed-1"]
-    assert not probe(open_blob(object_url, writing=True), ids)
+    assert not probe_location(open_blob(object_url, writing=True), ids)
 
 
 def test_probe_of_store_with_two_winning_creators_raises_and_cleans_up(
@@ -47,7 +47,7 @@ def test_probe_of_store_with_two_winning_creators_raises_and_cleans_up(
 ) -> None:
     blob = UnreliableBlob(MemoryBlob(name="memory:liar"), lying_create=True)
     with pytest.raises(StoreRefused, match="memory:liar") as refused:
-        probe(blob, ids)
+        probe_location(blob, ids)
     assert "16 concurrent creators" in refused.value.detail
     assert "If-None-Match" in refused.value.hint
     assert blob.list("") == []
@@ -58,7 +58,7 @@ def test_probe_of_store_that_overwrites_existing_key_raises_store_refused(
 ) -> None:
     blob = UnreliableBlob(MemoryBlob(), lying_create=True)
     with pytest.raises(StoreRefused) as refused:
-        probe(blob, ids, racers=1)
+        probe_location(blob, ids, racers=1)
     assert refused.value.detail == "A create of an existing key succeeded."
 
 
@@ -120,5 +120,5 @@ def test_probe_through_proxy_without_if_none_match_raises_store_refused(
     blob.put("through", b"the proxy")
     assert blob.get("through") == b"the proxy"
     with pytest.raises(StoreRefused, match="accepts several creators of one key"):
-        probe(blob, ids, racers=4, races=1)
+        probe_location(blob, ids, racers=4, races=1)
     assert [listed.key for listed in blob.list("probe/")] == []

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from penstock.connectors import BUILT_IN, built_in
 from penstock.errors import UsageError
 from penstock.pipeline import load, load_unresolved
-from penstock.pipeline.json_schema import json_schema
+from penstock.pipeline.json_schema import file_schema
 
 ROOT = Path(__file__).parents[2]
 RULES = re.MULTILINE | re.DOTALL
@@ -39,7 +39,7 @@ def validator() -> jsonschema.Draft202012Validator:
         for name in BUILT_IN
         for match in [built_in(name)]
     }
-    schema = json_schema(connectors)
+    schema = file_schema(connectors)
     jsonschema.Draft202012Validator.check_schema(schema)
     return jsonschema.Draft202012Validator(schema)
 

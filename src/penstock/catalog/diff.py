@@ -17,7 +17,7 @@ from penstock.catalog.objects import Object, Type
 from penstock.catalog.redaction import objects_without_secrets, without_secrets
 from penstock.data.collection_name import source_of
 from penstock.errors import UsageError
-from penstock.pipeline.yaml_text import UnsetVariable, substitute
+from penstock.pipeline import UnsetVariable, substitute
 from penstock.sources.registry import SourceKind, source_kind
 
 __all__ = ["Action", "Change", "bound_materializations", "plan"]

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from penstock import persist
 from penstock.durable import Blob, children, disk_error, join
-from penstock.ingest.progress_views import PROGRESS_KEY, progress_views_in, source_states
+from penstock.ingest import PROGRESS_KEY, progress_views_in, source_states
 from penstock.persist import Client
 from penstock.persist.errors import format_ms
 from penstock.persist.holds import Hold, list_holds
@@ -24,7 +24,7 @@ from penstock.persist.lock import may_be_alive
 from penstock.persist.readability import error_as_of
 from penstock.persist.state import END, CollectionState, State
 from penstock.persist.state_store import FAILURE, PAUSED
-from penstock.pipeline.file import CATALOG
+from penstock.pipeline import CATALOG
 from penstock.supervisor.status import (
     ErrorStatus,
     Kind,

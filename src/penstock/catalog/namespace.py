@@ -21,7 +21,7 @@ from penstock.errors import UsageError
 from penstock.persist.append.user_collections import USER_LOCATION
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import may_be_alive, owner_of
-from penstock.pipeline.file import CATALOG, Pipeline, SourceSection
+from penstock.pipeline import CATALOG, Pipeline, SourceSection
 
 __all__ = [
     "check_free",

@@ -25,7 +25,7 @@ from penstock.errors import Fenced, InternalError, TransientError
 from penstock.persist import AppendTo
 from penstock.persist.lake import is_storage_location
 from penstock.persist.state_store import StateStore
-from penstock.pipeline.file import CATALOG
+from penstock.pipeline import CATALOG
 from penstock.retry import pauses_ms
 
 __all__ = [

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
-from penstock.pipeline.yaml_text import VARIABLE
+from penstock.pipeline import VARIABLE
 from penstock.protocol.redaction import SECRET_NAMES, URL_SCHEME
 from penstock.sources.registry import harmless_properties
 

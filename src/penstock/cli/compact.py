@@ -6,7 +6,7 @@ from typing import Annotated, Final
 import typer
 
 from penstock import persist
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.control import Wait, local_writer_id, request_owner
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.lake import storage_locations

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.commands import Command, CommandGroup
 from penstock.cli.options import AsJson
 from penstock.cli.signals import stop_on_signals

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.options import SETTINGS
-from penstock.durable import join, normal
-from penstock.durable.process import is_dead
+from penstock.durable import is_dead, join, normal
 from penstock.errors import UsageError
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import may_be_alive
@@ -26,7 +25,7 @@ from penstock.persist.state import State, Writer
 from penstock.persist.store import open_store
 
 if TYPE_CHECKING:
-    from penstock.catalog.objects import Object
+    from penstock.catalog import Object
 
 __all__ = [
     "AlreadyDropped",
@@ -67,7 +66,7 @@ class TaskLocation:
     def known_objects(self) -> "list[Object]":
         """Return all objects in the catalog of the lake."""
         # Imported late: it imports the models of the pipeline file, which few commands need.
-        from penstock.catalog.objects import known_objects
+        from penstock.catalog import known_objects
 
         return [] if self.lake is None else known_objects(self.lake)
 
@@ -98,7 +97,7 @@ def locate_task(location: str, name: str) -> TaskLocation:
 
 
 def _exists(task: TaskLocation, state: State | None) -> bool:
-    from penstock.pipeline.file import CATALOG
+    from penstock.pipeline import CATALOG
 
     if task.name == CATALOG:
         return False

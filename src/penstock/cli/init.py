@@ -185,7 +185,7 @@ _NUMBER: Final = re.compile("[1-9][0-9]{0,9}")
 
 def _scalar(text: str) -> str:
     """Return `text` as a YAML scalar for a flow collection, with variables escaped."""
-    from penstock.pipeline.yaml_text import escape
+    from penstock.pipeline import escape
 
     style = None if text.isprintable() else '"'
     import yaml

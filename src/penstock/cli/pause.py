@@ -1,7 +1,7 @@
 """`penstock pause` and `penstock resume`: pause a task, and resume it."""
 
 from penstock import persist
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.control import Wait, local_writer_id, locate_task, request_owner
 from penstock.cli.options import SETTINGS, AsJson, Location, Task
 from penstock.persist.state_store import PAUSED, StateStore

@@ -2,7 +2,7 @@
 
 import sys
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.options import AsJson, File
 from penstock.cli.run_options import print_change
 from penstock.errors import UsageError
@@ -16,7 +16,7 @@ def plan(file: File, as_json: AsJson = False) -> None:
     Connects to all sources and endpoints and changes nothing. The exit status is 1 if there is a
     problem.
     """
-    from penstock.engine.preflight import plan_file
+    from penstock.engine import plan_file
 
     changes = plan_file(file)
     if as_json:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.clock import SYSTEM_CLOCK
 from penstock.progress.time import describe_time
 

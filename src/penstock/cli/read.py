@@ -2,10 +2,10 @@
 
 import sys
 
-from penstock.catalog.json_rows import encode_line, rows_of
+from penstock.catalog import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.errors import InternalError
-from penstock.ingest.progress_views import ProgressView, find_progress_view
+from penstock.ingest import ProgressView, find_progress_view
 from penstock.persist import Client
 from penstock.persist.lake import find_collection, find_generation
 

@@ -1,10 +1,9 @@
 """`penstock release`: release the lock of a dead writer."""
 
 from penstock import persist
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
-from penstock.durable import normal
-from penstock.durable.process import is_dead
+from penstock.durable import is_dead, normal
 from penstock.errors import UsageError
 from penstock.persist.lake import storage_locations
 from penstock.persist.lock import owner_of

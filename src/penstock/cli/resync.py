@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.control import Wait, locate_task, request_owner
 from penstock.cli.options import AsJson, Location
 from penstock.errors import UsageError

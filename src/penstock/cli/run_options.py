@@ -13,8 +13,7 @@ from penstock.cli.progress import ProgressPrinter
 from penstock.cli.signals import stop_in_time, stop_on_signals
 
 if TYPE_CHECKING:
-    from penstock.catalog.diff import Change
-    from penstock.catalog.objects import Type
+    from penstock.catalog import Change, Type
     from penstock.errors import Fenced
     from penstock.supervisor import Supervisor
 
@@ -90,16 +89,17 @@ def run_command(
         as_json: AsJson = False,
     ) -> None:
         # Imported late: sources import a compiler, which is slow to load.
-        from penstock.engine import apply
+        from penstock.engine import check_not_running
+        from penstock.engine import run as run_pipeline
         from penstock.pipeline import load
-        from penstock.web.embedded import embedded_page
+        from penstock.web import embedded_page
 
         stop = threading.Event()
         stop_on_signals(stop)
         printer = ProgressPrinter(stop, for_seconds, as_json=as_json)
         pipeline = load(file)
         # Before the status page: a running process uses its address.
-        apply.check_not_running(pipeline, types, take_over=take_over)
+        check_not_running(pipeline, types, take_over=take_over)
         started: list[Supervisor] = []
 
         def unfinished() -> list[str]:
@@ -126,7 +126,7 @@ def run_command(
                 printer.start(supervisor)
                 page.watch(supervisor)
 
-            ran = apply.run(
+            ran = run_pipeline(
                 file,
                 types=types,
                 once=once,

@@ -4,8 +4,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.catalog.inspect import inspect_lake
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line, inspect_lake
 from penstock.cli.options import SETTINGS, AsJson, Location
 
 __all__ = ["status"]

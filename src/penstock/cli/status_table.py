@@ -7,7 +7,7 @@ from typing import Any, Final
 from rich.console import Console
 from rich.table import Table
 
-from penstock.catalog.inspect import LocationStatus, StoredTask
+from penstock.catalog import LocationStatus, StoredTask
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state import END
 from penstock.progress.time import describe_time, format_time

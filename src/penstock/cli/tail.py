@@ -6,11 +6,11 @@ from typing import Annotated, Any
 import pyarrow.compute as pc
 import typer
 
-from penstock.catalog.json_rows import encode_line, rows_of
+from penstock.catalog import encode_line, rows_of
 from penstock.cli.options import SETTINGS, AsJson, AsOf, Hold, Location, Name
 from penstock.data.arrow import DIFF, PROGRESSED, TIME
 from penstock.errors import UsageError
-from penstock.ingest.progress_views import ProgressFollower, find_progress_view
+from penstock.ingest import ProgressFollower, find_progress_view
 from penstock.persist import Snapshot
 from penstock.persist.lake import find_collection, find_generation, time_of
 from penstock.progress.time import describe_time

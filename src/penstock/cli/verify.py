@@ -2,7 +2,7 @@
 
 import typer
 
-from penstock.catalog.json_rows import encode_line
+from penstock.catalog import encode_line
 from penstock.cli.options import SETTINGS, AsJson, Location
 from penstock.persist.checksum_walk import verify as walk
 from penstock.persist.lake import storage_locations

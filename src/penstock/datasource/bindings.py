@@ -13,7 +13,7 @@ import pyarrow as pa
 from penstock.data import DIFF, TIME
 from penstock.datasource.options import BatchOptions
 from penstock.errors import UsageError
-from penstock.ingest.progress_views import ProgressView, find_progress_view, progress_views_in
+from penstock.ingest import ProgressView, find_progress_view, progress_views_in
 from penstock.persist import Client, Settings
 
 __all__ = [

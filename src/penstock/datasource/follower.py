@@ -29,7 +29,7 @@ from penstock.datasource.options import StreamOptions
 from penstock.datasource.read_task import Rows, Task, changes_tasks, contents_tasks
 from penstock.datasource.stream_offsets import Offset, admit, first_batch_start, schema_end
 from penstock.errors import UsageError
-from penstock.ingest.progress_views import find_progress_view
+from penstock.ingest import find_progress_view
 from penstock.persist import Client, Settings, open
 from penstock.persist.batch import part_scans_of
 from penstock.persist.errors import HoldLost, SinceError

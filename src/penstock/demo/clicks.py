@@ -21,9 +21,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from penstock.demo.repeated_action import RepeatedAction
 from penstock.demo.shop import CUSTOMERS, PRODUCTS
-from penstock.engine.jars import jars_folder, kafka_jars
+from penstock.engine import jars_folder, kafka_jars
 from penstock.errors import UsageError
-from penstock.servers.kafka import KafkaBroker
+from penstock.servers import KafkaBroker
 
 __all__ = [
     "COLUMNS",

@@ -22,7 +22,7 @@ from penstock.data import DIFF
 from penstock.data.schema import label_of
 from penstock.demo.clicks import COLUMNS, TOPIC, ClickCounts, committed_clicks
 from penstock.demo.shop import BOOKS, TABLES, Books, ChangeCounts, describe_imbalance
-from penstock.ingest.progress_views import find_progress_view
+from penstock.ingest import find_progress_view
 from penstock.persist.lake import find_collection, time_of
 from penstock.sources.registry import to_text
 

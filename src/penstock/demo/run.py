@@ -26,11 +26,11 @@ from penstock.demo.kernel_cache import compile_in_background
 from penstock.demo.repeated_action import RepeatedAction
 from penstock.demo.shop import TABLES, ChangeCounts, Traffic, describe_imbalance, open_shop
 from penstock.errors import UsageError
-from penstock.servers.postgres import PostgresServer
+from penstock.servers import PostgresServer
 from penstock.supervisor import Supervisor
 from penstock.supervisor.status import MaterializationStatus, State, TaskStatus
 
-__all__ = ["Up", "pipeline_text", "prepare", "run"]
+__all__ = ["Up", "pipeline_text", "prepare", "run_demo"]
 
 SOURCE: Final = "shop"
 TARGET: Final = "local"
@@ -101,7 +101,7 @@ def prepare(folder: Path) -> None:
         folder.chmod(0o711)  # The server does not run as root, and needs search permission.
 
 
-def run(
+def run_demo(
     folder: Path,
     *,
     up: Up,

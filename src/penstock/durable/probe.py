@@ -15,7 +15,7 @@ from penstock.durable.blob import Blob
 from penstock.errors import StoreRefused
 from penstock.telemetry import fields, logger
 
-__all__ = ["PASSED", "probe"]
+__all__ = ["PASSED", "probe_location"]
 
 log = logger("durable")
 
@@ -23,7 +23,7 @@ PASSED: Final = "probe/passed-1"
 """Object that records a passed probe, with the version of the probe."""
 
 
-def probe(blob: Blob, ids: Callable[[], str], *, racers: int = 16, races: int = 3) -> bool:
+def probe_location(blob: Blob, ids: Callable[[], str], *, racers: int = 16, races: int = 3) -> bool:
     """Check that `blob` creates each key only once; return False if it has passed before.
 
     `ids` returns unique words, which keeps concurrent probes apart. `blob` should be a

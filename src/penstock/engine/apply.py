@@ -14,26 +14,24 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from penstock import persist
-from penstock.catalog.diff import Change
-from penstock.catalog.inspect import list_collections
-from penstock.catalog.namespace import (
-    check_free,
-    listed_names,
-    names_of_source,
-    progress_of_source,
-    user_location_is_locked,
-)
-from penstock.catalog.objects import (
+from penstock import ingest, persist
+from penstock.catalog import (
+    Change,
     Object,
     RequestedObject,
     Type,
+    check_free,
     known_objects,
+    list_collections,
+    listed_names,
+    names_of_source,
+    objects_without_secrets,
+    progress_of_source,
     remove_object,
     to_requested,
     update_catalog,
+    user_location_is_locked,
 )
-from penstock.catalog.redaction import objects_without_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join, normal
 from penstock.engine.jars import kafka_jars
@@ -42,7 +40,6 @@ from penstock.engine.shared_session.spark import SharedSession
 from penstock.engine.teardown import drop_object, drop_removed_tables
 from penstock.errors import PenstockError, Problem, UsageError
 from penstock.failpoints import Failpoint, hit
-from penstock.ingest import tasks as ingest
 from penstock.materialize import tasks as materialize
 from penstock.persist.lake import is_storage_location
 from penstock.persist.lock import check_lock, may_be_alive, owner_of
@@ -50,7 +47,7 @@ from penstock.pipeline import Pipeline, load, load_unresolved
 from penstock.supervisor import Loop, Supervisor, Task, error_fields, writer_id
 from penstock.telemetry import fields, logger
 
-__all__ = ["BOTH", "run"]
+__all__ = ["BOTH", "check_not_running", "run"]
 
 log = logger("engine")
 

@@ -18,9 +18,18 @@ from typing import Any
 import pyarrow as pa
 
 from penstock import persist
-from penstock.catalog.diff import Action, Change, plan
-from penstock.catalog.namespace import describe, listed_names, name_conflicts
-from penstock.catalog.objects import Object, Type, known_objects, to_requested
+from penstock.catalog import (
+    Action,
+    Change,
+    Object,
+    Type,
+    describe,
+    known_objects,
+    listed_names,
+    name_conflicts,
+    plan,
+    to_requested,
+)
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.connectors import BUILT_IN, built_in
 from penstock.data import collection_name
@@ -33,7 +42,7 @@ from penstock.errors import (
     TransientError,
     UsageError,
 )
-from penstock.ingest.tasks import source_of
+from penstock.ingest import source_of
 from penstock.materialize.backfill import (
     check_shards,
     describe_rewrites,
@@ -49,8 +58,7 @@ from penstock.materialize.spec_builder import BuiltSpec, build, check_config
 from penstock.persist.batch import defaults_of
 from penstock.persist.lake import is_storage_location, storage_locations_below
 from penstock.persist.state import columns_of
-from penstock.pipeline import Pipeline, load, load_unresolved
-from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline import MaterializationSection, Pipeline, load, load_unresolved
 from penstock.protocol.specs import CollectionSpec
 from penstock.sources.source import Checkable, CollectionOutline, Stoppable
 

@@ -4,17 +4,15 @@ import os
 from collections.abc import Mapping, Sequence
 
 from penstock import persist
-from penstock.catalog.objects import Object
-from penstock.catalog.redaction import hides_secrets
+from penstock.catalog import Object, hides_secrets
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.durable import join
 from penstock.errors import UsageError
-from penstock.ingest.tasks import drop as drop_source
-from penstock.ingest.tasks import source_of
+from penstock.ingest import drop as drop_source
+from penstock.ingest import source_of
 from penstock.materialize.teardown import drop as drop_materialization
 from penstock.persist.state_store import StateStore
-from penstock.pipeline import Pipeline
-from penstock.pipeline.yaml_text import UnsetVariable, substitute
+from penstock.pipeline import Pipeline, UnsetVariable, substitute
 from penstock.sources.source import TableSelection
 from penstock.supervisor import writer_id
 

@@ -14,8 +14,7 @@ from penstock.ingest.progress_views import progress_views_in
 from penstock.ingest.snapshot_loader import SPARK_BYTES, IngestJobs
 from penstock.persist.lake import storage_locations_below
 from penstock.persist.state_store import StateStore
-from penstock.pipeline import Pipeline, load
-from penstock.pipeline.file import SourceSection
+from penstock.pipeline import Pipeline, SourceSection, load
 from penstock.sources.source import Droppable, Source
 from penstock.supervisor import Supervisor, Task, writer_id
 

@@ -36,7 +36,7 @@ from penstock.materialize.shard_transaction import needs_truncation
 from penstock.materialize.spec_builder import BuiltSpec, IncompatibleResource
 from penstock.persist.scan.plan import scan_snapshot
 from penstock.persist.scan.task import read_parts
-from penstock.pipeline.file import BindingSection, MaterializationSection
+from penstock.pipeline import BindingSection, MaterializationSection
 
 __all__ = [
     "ForeignRows",

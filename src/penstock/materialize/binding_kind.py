@@ -27,12 +27,11 @@ from penstock.materialize.intervals import BoundResource
 from penstock.materialize.row_encoder import build_row_spec, describe_renderings
 from penstock.persist.state import CollectionState
 from penstock.protocol.specs import CollectionSpec
-from penstock.reduce import Reducer
-from penstock.reduce.native import NativePlan, native_plan
+from penstock.reduce import NativePlan, Reducer, native_plan
 
 if TYPE_CHECKING:
     # Spark tasks import this module, but do not read the pipeline file.
-    from penstock.pipeline.file import CollectionSection
+    from penstock.pipeline import CollectionSection
 
 __all__ = ["COUNT", "ROW", "BindingKind", "BindingPlan", "Documents", "Rows", "describe_collection"]
 

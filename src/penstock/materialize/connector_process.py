@@ -26,7 +26,7 @@ from penstock.clock import Clock
 from penstock.deadlines import STOP_GRACE_S, stop_timeout_s
 from penstock.materialize.errors import ConnectorRefused, ConnectorUnreachable
 from penstock.materialize.run_certificate import SERVER_NAME, run_certificate
-from penstock.pipeline.file import ConnectorSection
+from penstock.pipeline import ConnectorSection
 from penstock.protocol.transport_security import Security
 from penstock.telemetry import fields, logger
 

@@ -34,9 +34,17 @@ from penstock.data.packed import PackedError, pack, pack_row
 from penstock.data.packed.cells import MOST_BYTES
 from penstock.errors import DefiniteError, UsageError
 from penstock.protocol.specs import DOCUMENT, CollectionSpec, Exists, Inference, Projection
-from penstock.reduce import ABSENT, check_key, decode, encode
-from penstock.reduce.document import Absent, Pointer, find, parse_pointer
-from penstock.reduce.inference import Outline
+from penstock.reduce import (
+    ABSENT,
+    Absent,
+    Outline,
+    Pointer,
+    check_key,
+    decode,
+    encode,
+    find,
+    parse_pointer,
+)
 
 __all__ = ["build_document_spec", "field_defaults", "pack_fields"]
 

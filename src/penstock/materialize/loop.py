@@ -71,7 +71,7 @@ from penstock.persist.errors import CollectionMissing
 from penstock.persist.records import ErrorSpan, StoredError
 from penstock.persist.state import END, columns_of, schema_as_of
 from penstock.persist.state_store import StateStore
-from penstock.pipeline.file import CollectionSection, MaterializationSection
+from penstock.pipeline import CollectionSection, MaterializationSection
 from penstock.protocol.key_range import WHOLE, split_evenly
 from penstock.protocol.transport_security import Security
 from penstock.supervisor.status import MaterializationStatus

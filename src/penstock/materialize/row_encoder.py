@@ -30,7 +30,7 @@ from penstock.protocol.specs import (
     StringInference,
     document_field,
 )
-from penstock.reduce.native import INTEGER
+from penstock.reduce import INTEGER
 from penstock.sources.registry import to_text
 
 __all__ = [

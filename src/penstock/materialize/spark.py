@@ -57,8 +57,7 @@ from penstock.persist.scan.task import batches_of, store_of
 from penstock.persist.state import schema_as_of, stored_columns_of
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.transport_security import is_private
-from penstock.reduce import COMBINED
-from penstock.reduce.native import Aggregate, NativePlan
+from penstock.reduce import COMBINED, Aggregate, NativePlan
 from penstock.reduce.spark import aggregate_rows
 
 __all__ = ["SparkRunner"]

@@ -18,7 +18,7 @@ from penstock.materialize.binding_kind import BindingKind, Documents, Rows
 from penstock.materialize.checkpoint import path_text
 from penstock.materialize.connector_client import Connection
 from penstock.materialize.layout import Layout, layout_of
-from penstock.pipeline.file import BindingSection, MaterializationSection
+from penstock.pipeline import BindingSection, MaterializationSection
 from penstock.protocol.field_selection import FieldPreferences, select_fields
 from penstock.protocol.messages import Apply, Validate, ValidateBinding, ValidatedBinding
 from penstock.protocol.specs import (
@@ -28,7 +28,7 @@ from penstock.protocol.specs import (
     MaterializationSpec,
 )
 from penstock.protocol.wire import encode
-from penstock.reduce.annotation import Schema
+from penstock.reduce import Schema
 
 __all__ = [
     "BuiltSpec",

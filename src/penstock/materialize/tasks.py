@@ -12,8 +12,7 @@ from penstock.errors import UsageError
 from penstock.materialize.loop import MaterializationLoop
 from penstock.materialize.runner import Runner
 from penstock.materialize.teardown import drop
-from penstock.pipeline import Pipeline, load
-from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline import MaterializationSection, Pipeline, load
 from penstock.supervisor import Supervisor, Task, writer_id
 
 __all__ = ["Supervisor", "run", "tasks_of"]

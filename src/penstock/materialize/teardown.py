@@ -29,7 +29,7 @@ from penstock.materialize.inputs import hold_owner
 from penstock.materialize.spec_builder import BuiltSpec, endpoint_of, resources_of
 from penstock.persist.lake import storage_locations
 from penstock.persist.state_store import StateStore
-from penstock.pipeline.file import MaterializationSection
+from penstock.pipeline import MaterializationSection
 from penstock.protocol.messages import Apply
 from penstock.protocol.specs import MaterializationSpec
 from penstock.protocol.wire import decode, encode

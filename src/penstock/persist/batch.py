@@ -20,8 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.data import TIME, Codec, conform, from_ipc, to_ipc
-from penstock.durable import Blob
-from penstock.durable.cache import CachedBlob
+from penstock.durable import Blob, CachedBlob
 from penstock.errors import Corruption, UsageError
 from penstock.failpoints import Failpoint, hit
 from penstock.persist.encoding import checksum

@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Self
 
-from penstock.durable import Blob, Log
-from penstock.durable.log import entry_key
+from penstock.durable import Blob, Log, entry_key
 from penstock.errors import Corruption, InternalError, StoreRefused
 from penstock.persist.encoding import Kind, checksum, decode_entry, decode_frame, decode_rollup
 from penstock.persist.holds import Hold

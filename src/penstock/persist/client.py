@@ -19,7 +19,7 @@ from msgspec import structs
 
 from penstock.data import TIME, Codec
 from penstock.data.codec import BUILT_IN
-from penstock.durable.retrying_blob import RetryingBlob, StoreStatistics
+from penstock.durable import RetryingBlob, StoreStatistics
 from penstock.errors import Fenced, PenstockError, UsageError
 from penstock.persist.collection import AppendTo, Collection, collection_append
 from penstock.persist.collection_change import (

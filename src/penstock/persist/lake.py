@@ -7,8 +7,7 @@ location is recognised by the mark that its first writer left there.
 from datetime import datetime
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.durable import children, join, open_blob
-from penstock.durable.probe import PASSED
+from penstock.durable import PASSED, children, join, open_blob
 from penstock.errors import UsageError
 from penstock.persist.client import Client, open
 from penstock.persist.collection import Collection

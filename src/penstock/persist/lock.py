@@ -13,7 +13,7 @@ process of the holder decides who may take it:
 import socket
 from dataclasses import dataclass
 
-from penstock.durable.process import identify, is_alive, is_dead, start_ticks
+from penstock.durable import identify, is_alive, is_dead, start_ticks
 from penstock.errors import Fenced, UsageError
 from penstock.persist.errors import LockHeld
 from penstock.persist.machine import Machine

@@ -18,8 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Final
 
-from penstock.durable.blob import Blob
-from penstock.durable.log import Log, entry_key
+from penstock.durable import Blob, Log, entry_key
 from penstock.errors import (
     Corruption,
     DeterminateError,

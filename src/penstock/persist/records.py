@@ -25,7 +25,7 @@ from msgspec import Struct
 
 from penstock.data import stored_schema
 from penstock.data.collection_name import without_quoted
-from penstock.durable.process import ProcessIdentity
+from penstock.durable import ProcessIdentity
 from penstock.errors import PenstockError
 
 __all__ = [

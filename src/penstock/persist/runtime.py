@@ -13,9 +13,7 @@ import os
 import socket
 import threading
 
-from penstock.durable.cache import CachedBlob
-from penstock.durable.probe import probe
-from penstock.durable.retrying_blob import RetryingBlob
+from penstock.durable import CachedBlob, RetryingBlob, probe_location
 from penstock.errors import DeterminateError, PenstockError, UsageError
 from penstock.failpoints import Failpoint, hit
 from penstock.persist.batch import Batches
@@ -81,7 +79,7 @@ class Runtime:
             Fenced: another writer has taken the lock, or another process has after epoch `after`.
         """
         blob, settings = self.blob, self.settings
-        probe(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
+        probe_location(blob, lambda: f"{settings.chance.getrandbits(64):016x}")
         self.machine.load()
         self.notifier = notifier = _create_notifier(settings.notify)
         try:

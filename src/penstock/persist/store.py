@@ -1,7 +1,6 @@
 """The store of one storage location, opened with retries."""
 
-from penstock.durable import Blob, RetryingBlob, children, join, open_blob
-from penstock.durable.probe import PASSED
+from penstock.durable import PASSED, Blob, RetryingBlob, children, join, open_blob
 from penstock.errors import UsageError
 from penstock.persist.settings import Settings
 

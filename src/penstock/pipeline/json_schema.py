@@ -12,12 +12,12 @@ from typing import Any, Final
 from penstock.pipeline.file import Pipeline
 from penstock.pipeline.yaml_text import VARIABLE
 
-__all__ = ["DRAFT", "json_schema"]
+__all__ = ["DRAFT", "file_schema"]
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 
 
-def json_schema(
+def file_schema(
     connectors: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]],
 ) -> dict[str, Any]:
     """Return the schema for the built-in connectors.

@@ -17,24 +17,37 @@ and reduces documents in source order, exactly.
 All functions are pure.
 """
 
+from penstock.reduce.annotation import Schema
 from penstock.reduce.columns import Column, check_key, columns_of, single_scalar
 from penstock.reduce.combine import COMBINED, REDUCED, Combiner, combine_rows, reduce_rows
-from penstock.reduce.document import ABSENT, decode, encode
+from penstock.reduce.document import ABSENT, Absent, Pointer, decode, encode, find, parse_pointer
+from penstock.reduce.inference import Outline
+from penstock.reduce.native import INTEGER, Aggregate, NativePlan, native_plan
 from penstock.reduce.reducer import Reduced, Reducer
 
 __all__ = [
     "ABSENT",
     "COMBINED",
+    "INTEGER",
     "REDUCED",
+    "Absent",
+    "Aggregate",
     "Column",
     "Combiner",
+    "NativePlan",
+    "Outline",
+    "Pointer",
     "Reduced",
     "Reducer",
+    "Schema",
     "check_key",
     "columns_of",
     "combine_rows",
     "decode",
     "encode",
+    "find",
+    "native_plan",
+    "parse_pointer",
     "reduce_rows",
     "single_scalar",
 ]

@@ -36,8 +36,7 @@ from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 
 from penstock.clock import SYSTEM_CLOCK
-from penstock.engine.jars import jars_for, read_pins
-from penstock.engine.java import find_java
+from penstock.engine import find_java, jars_for, read_pins
 from penstock.errors import UsageError
 from penstock.servers.process import (
     LocalServer,

@@ -19,8 +19,7 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Final
 
-from penstock.engine.jars import jars_for, read_pins
-from penstock.engine.java import find_java
+from penstock.engine import find_java, jars_for, read_pins
 from penstock.errors import UsageError
 from penstock.servers.kafka import JAVA_OPTIONS
 from penstock.servers.process import (

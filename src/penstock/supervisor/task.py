@@ -16,7 +16,7 @@ from penstock import persist
 from penstock.durable import normal
 from penstock.errors import PenstockError
 from penstock.persist.requests import Request
-from penstock.pipeline.file import Pipeline
+from penstock.pipeline import Pipeline
 from penstock.supervisor.status import Kind, LoopStatus
 from penstock.telemetry import fields
 

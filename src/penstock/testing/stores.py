@@ -23,8 +23,7 @@ from enum import Enum, auto
 from typing import Final, TypeVar
 
 from penstock.clock import SYSTEM_CLOCK, Clock
-from penstock.durable.blob import Blob, Listed
-from penstock.durable.disk import Disk, FolderEntry
+from penstock.durable import Blob, Disk, FolderEntry, Listed
 from penstock.errors import DeterminateError, IndeterminateError
 
 __all__ = [

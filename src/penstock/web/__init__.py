@@ -6,7 +6,8 @@ A `View` provides the state; the app serves it as a page, as JSON and as metrics
 """
 
 from penstock.web.app import app
+from penstock.web.embedded import embedded_page
 from penstock.web.http_server import Served, serve
 from penstock.web.lake_view import LakeView, View
 
-__all__ = ["LakeView", "Served", "View", "app", "serve"]
+__all__ = ["LakeView", "Served", "View", "app", "embedded_page", "serve"]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from penstock import __version__, persist
-from penstock.catalog.inspect import LakeInspector, LocationStatus
+from penstock.catalog import LakeInspector, LocationStatus
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import Corruption, InternalError, PenstockError, UsageError
 from penstock.persist.errors import CollectionMissing

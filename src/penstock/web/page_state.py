@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from penstock.catalog.inspect import LocationStatus, StoredTask
+from penstock.catalog import LocationStatus, StoredTask
 from penstock.errors import PenstockError
 from penstock.persist.state import END
 from penstock.progress.time import describe_time

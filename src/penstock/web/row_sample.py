@@ -12,7 +12,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.catalog.json_rows import rows_of
+from penstock.catalog import rows_of
 from penstock.data import DIFF, TIME, advance, consolidate
 from penstock.data.schema import label_of
 from penstock.errors import UsageError

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
-from penstock.catalog.namespace import take_name_in_lake
+from penstock.catalog import take_name_in_lake
 from penstock.errors import Fenced, InternalError
 from penstock.persist import Appended, LockHandoff, Settings, Staged, attach
 from penstock.persist.append.shared_storage_check import place_marker, remove_marker

@@ -13,8 +13,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from penstock.durable import RetryingBlob
-from penstock.durable.cache import CachedBlob
+from penstock.durable import CachedBlob, RetryingBlob
 from penstock.persist.batch import Batches, PartScan
 from penstock.persist.lookup import written_rows
 from penstock.persist.settings import Settings
