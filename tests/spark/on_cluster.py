@@ -25,6 +25,7 @@ from unittest import mock
 import pyarrow as pa
 from tests.faults.inspect import litter
 from tests.faults.planted_bugs import planted
+from tests.fix_spark import SHORT_LIVED
 from tests.persist.shop import by_hand
 from tests.spark.lives import Life, check, found
 
@@ -47,6 +48,7 @@ MASTER: Final = "local-cluster[2,1,1024]"
 CONFIG: Final = {
     "spark.driver.memory": "1g",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
     "spark.sql.shuffle.partitions": "4",
     "spark.task.maxFailures": "6",
     "spark.speculation": "true",
