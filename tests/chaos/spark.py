@@ -31,11 +31,13 @@ from penstock.materialize.tasks import run
 from penstock.pipeline import Pipeline
 from tests.chaos.actors import until
 from tests.chaos.defects import planted
+from tests.fix_spark import SHORT_LIVED
 
 MASTER: Final = os.environ.get("PENSTOCK_CHAOS_MASTER", "local-cluster[3,1,512]")
 CONFIG: Final = {
     "spark.driver.memory": "512m",
     "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": SHORT_LIVED,
     "spark.task.maxFailures": "4",
     "spark.deploy.maxExecutorRetries": "20",
     "spark.ui.enabled": "false",
