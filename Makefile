@@ -24,18 +24,11 @@ LANGUAGE_EXEMPT := \
 	tests/ingest/test_resync.py \
 	tests/ingest/test_vectors.py \
 	tests/materialize/test_errored_collections.py \
-	tests/spark/lives.py \
-	tests/spark/on_cluster.py \
-	tests/spark/on_connect.py \
-	tests/spark/test_choices.py \
-	tests/spark/test_contents.py \
-	tests/spark/test_copies.py \
-	tests/spark/test_damage.py \
-	tests/spark/test_errored.py \
+	tests/spark/test_initial_snapshot.py \
+	tests/spark/test_corruption.py \
 	tests/spark/test_filters.py \
-	tests/spark/test_merging.py \
+	tests/spark/test_merge.py \
 	tests/spark/test_native_reductions.py \
-	tests/spark/test_reading.py \
 	tests/web/http_client.py \
 	tests/web/test_page_state.py \
 

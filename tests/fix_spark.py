@@ -3,7 +3,7 @@
 A start takes 5 to 20 seconds, so a run has one session, and only if a test uses the
 fixture `spark`. Such tests have the marker `spark`: `-m "not spark"` deselects every test
 that starts a JVM. The fixture `cluster` has executors in separate processes; its driver
-runs in a child process, `spark/on_cluster.py`.
+runs in a child process, `spark/cluster_process.py`.
 """
 
 import os
@@ -88,7 +88,7 @@ class Cluster:
     process: "subprocess.Popen[bytes]"
 
     def run(self, name: str, /, **arguments: Any) -> Any:
-        """Run the function of `on_cluster.py` with that name and return its result."""
+        """Run the function of `cluster_process.py` with that name and return its result."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         pickle.dump((name, arguments), self.process.stdin)
@@ -130,7 +130,7 @@ def cluster(
     folder = tmp_path_factory.mktemp("cluster")
     home = home_of_links(folder)
     process = subprocess.Popen(
-        [sys.executable, "-m", "tests.spark.on_cluster"],
+        [sys.executable, "-m", "tests.spark.cluster_process"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         cwd=Path(__file__).parents[1],

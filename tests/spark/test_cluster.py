@@ -1,6 +1,6 @@
 """Appends and reads on a cluster whose executors die and whose tasks fail or run twice.
 
-Every row is stored once, and no orphan file remains. `on_cluster.py` is the Spark side.
+Every row is stored once, and no orphan file remains. `cluster_process.py` is the Spark side.
 """
 
 from pathlib import Path
@@ -57,7 +57,7 @@ def test_reach_of_folder_shared_with_executors_returns_its_url(cluster, url, tmp
 def test_reach_of_folder_not_shared_with_executors_is_rejected(cluster, url, tmp_path):
     with persist.open(url, writer="w", settings=by_hand()) as client:
         client.create_or_load("rows", schema=pa.schema([("n", pa.int64())]))
-    verdict, told = cluster.run("reached", url=url, elsewhere=f"{tmp_path}/other")
+    verdict, told = cluster.run("reached", url=url, redirect=f"{tmp_path}/other")
     assert verdict == "refused"
     assert "not the same folder on all of Spark's executors" in told
     assert "missing on" in told

@@ -16,7 +16,7 @@ for needed in ("grpc", "grpc_status", "google.rpc", "zstandard"):
 
 def test_lake_is_written_and_read_over_spark_connect(tmp_path):
     ended = subprocess.run(
-        [sys.executable, "-m", "tests.spark.on_connect", str(tmp_path)],
+        [sys.executable, "-m", "tests.spark.connect_process", str(tmp_path)],
         cwd=Path(__file__).parents[2],
         env={
             **os.environ,

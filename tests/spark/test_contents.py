@@ -18,43 +18,43 @@ from tests.persist.test_scan import (
     forget_what_lies_above_the_base,
     ignore_until,
 )
-from tests.spark.lives import SHAPES, Life, Shape, check, found
+from tests.spark.random_history import SHAPES, RandomHistory, Shape, check, read_history
 
 import penstock.spark as ps
 from penstock import persist
-from penstock.persist.scan import consolidation_sql as summing
+from penstock.persist.scan import consolidation_sql
 from penstock.persist.scan import plan as scan_plan
-from penstock.persist.scan import spark as door
+from penstock.persist.scan import spark as scan_spark
 
 SEED = int(os.environ.get("PENSTOCK_TEST_SEED") or 2_026)
 EXAMPLES = int(os.environ.get("PENSTOCK_MODEL_EXAMPLES") or 5)
 
 
-def lived(url: str, number: int) -> Life:
+def random_history(url: str, number: int) -> RandomHistory:
     """Return the history of that number, before its first step."""
     shapes = list(SHAPES.values())
-    return Life(url, shapes[number % len(shapes)], random.Random(f"{SEED} {number}"))
+    return RandomHistory(url, shapes[number % len(shapes)], random.Random(f"{SEED} {number}"))
 
 
 @pytest.mark.parametrize("number", range(EXAMPLES))
 def test_spark_contents_of_random_history_equal_model(spark, tmp_path, number):
-    life = lived(f"file:{tmp_path / 'data'}", number)
-    life.go_on(6)
-    check(spark, life)
-    life.go_on(2)
-    life.give_up()
+    history = random_history(f"file:{tmp_path / 'data'}", number)
+    history.run_steps(6)
+    check(spark, history)
+    history.run_steps(2)
+    history.advance_since()
     # The driver or Spark consolidates small deltas; the result is the same.
-    with mock.patch.object(door, "HERE_BYTES", -1 if number % 2 else door.HERE_BYTES):
-        check(spark, life)
+    with mock.patch.object(scan_spark, "HERE_BYTES", -1 if number % 2 else scan_spark.HERE_BYTES):
+        check(spark, history)
 
 
 @pytest.mark.parametrize("number", range(max(EXAMPLES // 5, 1)))
 def test_cluster_contents_of_random_history_equal_model(cluster, tmp_path, number):
-    life = lived(f"file:{tmp_path / 'data'}", number + SEED % 5)
-    life.go_on(7)
-    cluster.run("check_life", life=life)
-    life.give_up()
-    cluster.run("check_life", life=life)
+    history = random_history(f"file:{tmp_path / 'data'}", number + SEED % 5)
+    history.run_steps(7)
+    cluster.run("check_history", history=history)
+    history.advance_since()
+    cluster.run("check_history", history=history)
 
 
 # Planted bugs.
@@ -73,15 +73,17 @@ def row(k: str | None, x: float = 1.5, *tags: tuple[str, float | None]) -> dict[
 
 
 @pytest.fixture(scope="module")
-def eventful(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
+def scripted_histories(tmp_path_factory: pytest.TempPathFactory) -> list[RandomHistory]:
     """Return two histories: a base with later updates in its batch, and duplicate rows."""
-    folder = tmp_path_factory.mktemp("eventful")
+    folder = tmp_path_factory.mktemp("histories")
     single, double = (
-        Life(f"file:{folder / name}", ROWS, random.Random(1), inline_bytes=0, part_bytes=100_000)
+        RandomHistory(
+            f"file:{folder / name}", ROWS, random.Random(1), inline_bytes=0, part_bytes=100_000
+        )
         for name in ("single", "double")
     )
     single.fold_bytes = double.fold_bytes = 1 << 20
-    with single.led() as (client, table):
+    with single.open() as (client, table):
         single.write(table, (row(None), 0, 1), (row("a"), 0, 1), (row("c"), 2, 1))
         single.write(table, (row("b"), 1, 1), (row("b"), 2, -1), (row("e"), 3, 1))
         table.write([(row("f"), 3, 1), (row("never"), 4, 1)]).result()
@@ -95,7 +97,7 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
         seal(single, table, 6)
         bases = [b for b in table.state.batches if b.distinct]
         assert [(b.lower, b.since, b.upper) for b in bases] == [(1, 1, 4)]
-    with double.led() as (client, table):
+    with double.open() as (client, table):
         double.write(table, (row("a"), 0, 2), (row("b"), 0, 1))
         seal(double, table, 2)
         double.write(table, (row("b"), 2, 1))
@@ -107,58 +109,60 @@ def eventful(tmp_path_factory: pytest.TempPathFactory) -> list[Life]:
     return [single, double]
 
 
-def seal(life: Life, table: persist.Collection, upper: int) -> None:
-    life.model.upper = upper
+def seal(history: RandomHistory, table: persist.Collection, upper: int) -> None:
+    history.model.upper = upper
     table.seal(upper).result()
 
 
-def allow(life: Life, table: persist.Collection, since: int) -> None:
-    life.model.since = since
+def allow(history: RandomHistory, table: persist.Collection, since: int) -> None:
+    history.model.since = since
     table.allow_compaction(since).result()
 
 
-def check_latest(spark: Any, lives: list[Life]) -> None:
-    for life in lives:
-        as_of = life.model.upper - 1
-        contents, _ = found(spark, life.url, [as_of])
-        assert contents[as_of] == life.model.contents(as_of)
+def check_latest(spark: Any, histories: list[RandomHistory]) -> None:
+    for history in histories:
+        as_of = history.model.upper - 1
+        contents, _ = read_history(spark, history.url, [as_of])
+        assert contents[as_of] == history.model.contents(as_of)
 
 
-def test_spark_contents_of_scripted_histories_equal_model(spark, eventful):
-    for life in eventful:
-        check(spark, life)
+def test_spark_contents_of_scripted_histories_equal_model(spark, scripted_histories):
+    for history in scripted_histories:
+        check(spark, history)
 
 
 def keys_joined_as_values() -> Any:
     """Plant: keys are joined with `=`, so null keys never match."""
-    same_key = summing.ConsolidationSql.same_key
+    same_key = consolidation_sql.ConsolidationSql.same_key
 
-    def joined(self: summing.ConsolidationSql, key: tuple[str, ...]) -> str:
+    def joined(self: consolidation_sql.ConsolidationSql, key: tuple[str, ...]) -> str:
         return same_key(self, key).replace("<=>", "=")
 
-    return mock.patch.object(summing.ConsolidationSql, "same_key", joined)
+    return mock.patch.object(consolidation_sql.ConsolidationSql, "same_key", joined)
 
 
 def zeros_are_equal() -> Any:
     """Plant: 0.0 and -0.0 are the same value."""
-    mark = summing._mark
+    mark = consolidation_sql._mark
 
     def marked(field: pa.Field) -> str:
         return "" if pa.types.is_floating(field.type) else mark(field)
 
-    return mock.patch.object(summing, "_mark", marked)
+    return mock.patch.object(consolidation_sql, "_mark", marked)
 
 
 def grouped_by_maps() -> Any:
     """Plant: maps are grouped directly, which Spark does incorrectly."""
-    by = summing.ConsolidationSql.by.fget
+    by = consolidation_sql.ConsolidationSql.by.fget
 
-    def plainly(self: summing.ConsolidationSql) -> list[str]:
+    def plainly(self: consolidation_sql.ConsolidationSql) -> list[str]:
         names = self.columns.names
-        own = {f"{self.own}plain{i}": summing.quoted(name) for i, name in enumerate(names)}
-        return [own.get(each, each) for each in by(self)]
+        own = {
+            f"{self.own}plain{i}": consolidation_sql.quoted(name) for i, name in enumerate(names)
+        }
+        return [own.get(name, name) for name in by(self)]
 
-    return mock.patch.object(summing.ConsolidationSql, "by", property(plainly))
+    return mock.patch.object(consolidation_sql.ConsolidationSql, "by", property(plainly))
 
 
 @pytest.mark.parametrize(
@@ -173,14 +177,14 @@ def grouped_by_maps() -> Any:
     ],
 )
 def test_planted_bug_makes_spark_contents_differ_from_model(
-    spark, eventful, bug: Callable[[], Any]
+    spark, scripted_histories, bug: Callable[[], Any]
 ):
     with ExitStack() as stack:
         stack.enter_context(bug())
-        stack.enter_context(mock.patch.object(door, "HERE_BYTES", -1))
+        stack.enter_context(mock.patch.object(scan_spark, "HERE_BYTES", -1))
         planned = scan_plan.scan_snapshot
         stack.enter_context(mock.patch.object(ps, "scan_snapshot", planned))
         # Spark may also raise an error for a map that it grouped.
         kinds = Exception if bug is grouped_by_maps else AssertionError
         with pytest.raises(kinds):
-            check_latest(spark, eventful)
+            check_latest(spark, scripted_histories)

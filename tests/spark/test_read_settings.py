@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 import penstock.spark as ps
 from penstock import persist
 from penstock.errors import UsageError
-from penstock.persist.scan import spark as door
+from penstock.persist.scan import spark as scan_spark
 
 PAIRS = pa.schema([("k", pa.string()), ("n", pa.int64())])
 
@@ -60,7 +60,7 @@ def by_shuffles(spark: SparkSession) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("rows", "size", "broadcast"), [(10, 1 << 20, True), (10, 1, False), (1, 1 << 20, False)]
 )
-@pytest.mark.parametrize("here", [-1, 1 << 20])
+@pytest.mark.parametrize("local_bytes", [-1, 1 << 20])
 def test_keys_are_broadcast_only_if_few_and_small(
     spark: SparkSession,
     url: str,
@@ -69,11 +69,11 @@ def test_keys_are_broadcast_only_if_few_and_small(
     rows: int,
     size: int,
     broadcast: bool,
-    here: int,
+    local_bytes: int,
 ) -> None:
-    monkeypatch.setattr(door, "HERE_BYTES", here)
-    monkeypatch.setattr(door, "BROADCAST_ROWS", rows)
-    monkeypatch.setattr(door, "BROADCAST_BYTES", size)
+    monkeypatch.setattr(scan_spark, "HERE_BYTES", local_bytes)
+    monkeypatch.setattr(scan_spark, "BROADCAST_ROWS", rows)
+    monkeypatch.setattr(scan_spark, "BROADCAST_BYTES", size)
     frame = ps.read(spark, url, "pairs")
     plan: Any = frame._jdf.queryExecution().executedPlan().toString()
     assert ("BroadcastHashJoin" in plan) == broadcast
@@ -85,16 +85,16 @@ def test_session_with_other_parquet_reader_is_rejected_naming_the_setting(
     spark: SparkSession, url: str, listed: str
 ) -> None:
     before = ps.READINGS.statistics().get(url, 0)
-    spark.conf.set(door.V1_SOURCES, listed)
+    spark.conf.set(scan_spark.V1_SOURCES, listed)
     try:
         for read in (ps.read, lambda *given: ps.changes(*given, 2, 3)):
             with pytest.raises(UsageError, match="does not include parquet") as met:
                 read(spark, url, "pairs")
-            assert f'spark.conf.unset("{door.V1_SOURCES}")' in met.value.hint
-        assert ps.READINGS.statistics().get(url, 0) == before, "those that failed hold nothing"
-        for sufficient in ("Parquet , csv", max(door.PARQUET)):
-            spark.conf.set(door.V1_SOURCES, sufficient)
+            assert f'spark.conf.unset("{scan_spark.V1_SOURCES}")' in met.value.hint
+        assert ps.READINGS.statistics().get(url, 0) == before, "a failed read holds nothing"
+        for sufficient in ("Parquet , csv", max(scan_spark.PARQUET)):
+            spark.conf.set(scan_spark.V1_SOURCES, sufficient)
             assert ps.read(spark, url, "pairs").count() == 3
     finally:
-        spark.conf.unset(door.V1_SOURCES)
+        spark.conf.unset(scan_spark.V1_SOURCES)
     assert ps.read(spark, url, "pairs").count() == 3

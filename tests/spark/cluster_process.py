@@ -5,7 +5,7 @@ executors are processes: a test can kill them, and Spark retries their tasks on 
 executors. Standard input carries requests and standard output carries responses, one
 pickle each. An exception is a response.
 
-    python -m tests.spark.on_cluster
+    python -m tests.spark.cluster_process
 """
 
 import os
@@ -27,7 +27,7 @@ from tests.faults.inspect import litter
 from tests.faults.planted_bugs import planted
 from tests.fix_spark import SHORT_LIVED
 from tests.persist.shop import by_hand
-from tests.spark.lives import Life, check, found
+from tests.spark.random_history import RandomHistory, check, read_history
 
 import penstock.spark as ps
 from penstock import persist
@@ -37,11 +37,11 @@ from penstock.engine.storage_access import spark as storage_access
 from penstock.errors import Corruption, PenstockError
 from penstock.ingest import run
 from penstock.ingest.spark import tasks_of
-from penstock.persist.append import spark as writing_door
+from penstock.persist.append import spark as append_spark
 from penstock.persist.append.spark import stage
 from penstock.persist.append.task import Share, Written
 from penstock.persist.checksum_walk import verify
-from penstock.sources.postgres import snapshot as copying
+from penstock.sources.postgres import snapshot as snapshot
 
 MASTER: Final = "local-cluster[2,1,1024]"
 
@@ -58,27 +58,27 @@ CONFIG: Final = {
     "spark.speculation.minTaskRuntime": "100ms",
 }
 
-ASKS: Final[dict[str, Callable[..., Any]]] = {}
+COMMANDS: Final[dict[str, Callable[..., Any]]] = {}
 
 PARTS: Final = 3
 
 SCHEMA: Final = pa.schema([("n", pa.int64()), ("part", pa.int32())])
 
 
-def ask(function: Callable[..., Any]) -> Callable[..., Any]:
-    ASKS[function.__name__] = function
+def command(function: Callable[..., Any]) -> Callable[..., Any]:
+    COMMANDS[function.__name__] = function
     return function
 
 
-ask(found)
+command(read_history)
 
 
-@ask
-def check_life(spark: Any, life: Life) -> None:
-    check(spark, life)
+@command
+def check_history(spark: Any, history: RandomHistory) -> None:
+    check(spark, history)
 
 
-@ask
+@command
 def troubled(
     spark: Any, url: str, folder: str, trouble: str, bug: str | None = None
 ) -> dict[str, Any]:
@@ -99,7 +99,7 @@ def troubled(
         if trouble == "kill":
             killer.start()
         with client.staging() as staging, _written_slowly(client, done) as swept:
-            with _told_to(trouble):
+            with _lose_result(trouble):
                 rows = stage(frame, table, staging, time=1)
             done.set()
             sweeps += len(swept)
@@ -154,7 +154,7 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
                 out = rows.append_column("part", pa.repeat(pa.scalar(part, pa.int32()), len(rows)))
                 yield from out.rename_columns(["n", "part"]).to_batches()
             if trouble == "fail" and attempt == 0 and i == len(tables) - 1:
-                raise RuntimeError("a task that was told to fail")
+                raise RuntimeError("injected failure of a task")
             for _ in range(1_200 if trouble == "kill" and part == PARTS - 1 else 0):
                 if Path(folder, "killed").exists():
                     break
@@ -164,7 +164,7 @@ def in_trouble(folder: str, trouble: str) -> Callable[..., Any]:
 
 
 @dataclass(frozen=True)
-class Forgotten:
+class LostResult:
     """Share whose first attempt fails after it has written everything.
 
     This simulates an attempt that another attempt overtook. Speculation does not occur:
@@ -179,18 +179,18 @@ class Forgotten:
         written = self.share.write(rows)
         context = TaskContext.get()
         if context is not None and context.attemptNumber() == 0:
-            raise RuntimeError("a task whose answer was told to be lost")
+            raise RuntimeError("injected loss of a task result")
         return written
 
 
-def _told_to(trouble: str) -> Any:
-    share = writing_door.share_of
+def _lose_result(trouble: str) -> Any:
+    share = append_spark.share_of
 
-    def forgotten(*given: Any, **named: Any) -> Any:
+    def lost_result(*given: Any, **named: Any) -> Any:
         made = share(*given, **named)
-        return Forgotten(made) if trouble == "lost" else made
+        return LostResult(made) if trouble == "lost" else made
 
-    return mock.patch.object(writing_door, "share_of", forgotten)
+    return mock.patch.object(append_spark, "share_of", lost_result)
 
 
 class _written_slowly:  # noqa: N801 - used as a function.
@@ -233,7 +233,7 @@ def _kill_one(spark: Any, folder: Path, done: threading.Event) -> None:
 def executors(spark: Any) -> list[int]:
     """Return the process ids of the executors, which are children of the driver JVM."""
     jvm = spark.sparkContext._gateway.proc.pid
-    found: list[int] = []
+    pids: list[int] = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -241,27 +241,29 @@ def executors(spark: Any) -> list[int]:
         except OSError:
             continue
         if parent == jvm and b"CoarseGrainedExecutorBackend" in command:
-            found.append(int(stat.parent.name))
-    return sorted(found)
+            pids.append(int(stat.parent.name))
+    return sorted(pids)
 
 
-@ask
-def reached(spark: Any, url: str, elsewhere: str | None = None) -> tuple[str, str]:
-    """Return whether executors see the location; `elsewhere` redirects them to another folder."""
+@command
+def reached(spark: Any, url: str, redirect: str | None = None) -> tuple[str, str]:
+    """Return whether executors see the location; `redirect` sends them to another folder."""
     storage_access._known.clear()
-    looks = storage_access._probe_results
+    probe_results = storage_access._probe_results
 
-    def astray(spark: Any, path: str, nonce: str) -> Any:
-        return looks(spark, str(Path(elsewhere or "", Path(path).name)), nonce)
+    def redirected(spark: Any, path: str, nonce: str) -> Any:
+        return probe_results(spark, str(Path(redirect or "", Path(path).name)), nonce)
 
-    with mock.patch.object(storage_access, "_probe_results", astray if elsewhere else looks):
+    with mock.patch.object(
+        storage_access, "_probe_results", redirected if redirect else probe_results
+    ):
         try:
             return "reached", storage_access.find_native_root(spark, url) or ""
         except PenstockError as error:
             return "refused", f"{error}\n{error.detail}"
 
 
-@ask
+@command
 def damaged(spark: Any, url: str, name: str) -> str:
     """Return the error of a read of a damaged collection."""
     try:
@@ -271,44 +273,44 @@ def damaged(spark: Any, url: str, name: str) -> str:
     return "nothing"
 
 
-@ask
+@command
 def round_trip(spark: Any, url: str) -> dict[str, Any]:
     """Append twice, and return current contents, earlier contents and changes."""
-    chosen: list[Any] = []
-    with mock.patch.object(storage_access.log, "info", lambda *_, extra: chosen.append(extra)):
+    extras: list[Any] = []
+    with mock.patch.object(storage_access.log, "info", lambda *_, extra: extras.append(extra)):
         frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
-        at = ps.append(frame, url, "numbers", key=["id"])
+        first = ps.append(frame, url, "numbers", key=["id"])
         more = frame.where("id < 1").selectExpr("id + 100 as id", "name")
         later = ps.append(more, url, "numbers")
         return {
-            "first": ps.read(spark, url, "numbers", at).count(),
+            "first": ps.read(spark, url, "numbers", first).count(),
             "all": sorted(row["id"] for row in ps.read(spark, url, "numbers").collect()),
-            "changed": ps.changes(spark, url, "numbers", at + 1, later + 1).count(),
-            "readers": sorted({str(extra) for extra in chosen}),
+            "changed": ps.changes(spark, url, "numbers", first + 1, later + 1).count(),
+            "readers": sorted({str(extra) for extra in extras}),
         }
 
 
-@ask
+@command
 def ingested(spark: Any, file: str) -> None:
     """Ingest the sources of a file once. Tasks read even small initial snapshots."""
-    with mock.patch.object(copying, "PAGES_WORTH_A_TASK", 4):
+    with mock.patch.object(snapshot, "PAGES_WORTH_A_TASK", 4):
         run(file, once=True, jobs=tasks_of(spark), spark_bytes=0)
 
 
-def main(questions: BinaryIO, answers: BinaryIO) -> None:
+def main(requests: BinaryIO, responses: BinaryIO) -> None:
     spark = ps.session(master=MASTER, config=CONFIG)
     try:
         while True:
             try:
-                name, arguments = pickle.load(questions)
+                name, arguments = pickle.load(requests)
             except EOFError:
                 return
             try:
-                answer: Any = ("answer", ASKS[name](spark, **arguments))
+                response: Any = ("answer", COMMANDS[name](spark, **arguments))
             except BaseException:  # noqa: BLE001 - sent to the test, which raises it.
-                answer = ("error", traceback.format_exc())
-            pickle.dump(answer, answers)
-            answers.flush()
+                response = ("error", traceback.format_exc())
+            pickle.dump(response, responses)
+            responses.flush()
     finally:
         spark.stop()
 

@@ -1,6 +1,6 @@
 """Spark Connect client in a separate process, which stores its results as JSON.
 
-python -m tests.spark.on_connect <folder>
+python -m tests.spark.connect_process <folder>
 """
 
 import gc
@@ -26,24 +26,24 @@ from penstock.ingest.spark import tasks_of
 SCHEMA = pa.schema([("k", pa.string()), ("x", pa.float64())])
 
 
-def kept(hoped: int) -> int:
+def held_scans(limit: int) -> int:
     """Return the number of held scans after the client threads have released their plans."""
-    patience = SYSTEM_CLOCK.boot_ms() + 30_000
+    deadline = SYSTEM_CLOCK.boot_ms() + 30_000
     while True:
         gc.collect()
         dataframe_lifetime._WATCH.check()
         held = len(ps.READINGS.statistics())
-        if held <= hoped or SYSTEM_CLOCK.boot_ms() > patience:
+        if held <= limit or SYSTEM_CLOCK.boot_ms() > deadline:
             return held
         SYSTEM_CLOCK.wait(threading.Event(), 100)
 
 
-def done(spark: Any, lake: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def run_client(spark: Any, lake: str) -> dict[str, Any]:
+    results: dict[str, Any] = {}
     frame = spark.range(0, 100, 1, 2).selectExpr("id", "cast(id as string) as name")
-    at = ps.append(frame, lake, "mine", key=["id"])
-    found["appended"] = ps.read(spark, lake, "mine").count()
-    found["changes"] = ps.changes(spark, lake, "mine", 0, at + 1).count()
+    time = ps.append(frame, lake, "mine", key=["id"])
+    results["appended"] = ps.read(spark, lake, "mine").count()
+    results["changes"] = ps.changes(spark, lake, "mine", 0, time + 1).count()
     settings = by_hand(inline_bytes=0, young_ms=3_600_000)
     with persist.open(f"{lake}/other", writer="w", settings=settings) as client:
         table = client.create_or_load("rows", schema=SCHEMA, key_columns=["k"])
@@ -52,24 +52,24 @@ def done(spark: Any, lake: str) -> dict[str, Any]:
         table.write([({"k": None, "x": -0.0}, 1, -1), ({"k": "b", "x": 0.0}, 1, 1)]).result()
         table.seal(2).result()
     rows = ps.read(spark, lake, "rows")
-    found["rows"] = sorted(map(str, rows.collect()))
+    results["rows"] = sorted(map(str, rows.collect()))
     derived = rows.where("k = 'a'")
     del rows
-    found["kept"] = kept(1)
+    results["kept"] = held_scans(1)
     del derived
-    found["kept later"] = kept(0)
+    results["kept later"] = held_scans(0)
     rows = ps.read(spark, lake, "rows")
     try:
         tasks_of(spark)
     except UsageError as error:
-        found["tasks"] = repr(error)
+        results["tasks"] = repr(error)
     for file in Path(lake.removeprefix("file:"), "other").rglob("*.parquet"):
         file.unlink()
     try:
         rows.collect()
     except PenstockError as error:
-        found["lost"] = repr(error)
-    return found
+        results["lost"] = repr(error)
+    return results
 
 
 def main(folder: str) -> None:
@@ -77,10 +77,10 @@ def main(folder: str) -> None:
     builder: Any = SparkSession.builder
     spark = builder.remote("local[2]").getOrCreate()
     try:
-        found = done(spark, f"file:{folder}/lake")
+        results = run_client(spark, f"file:{folder}/lake")
     finally:
         spark.stop()
-    Path(folder, "found.json").write_text(json.dumps(found))
+    Path(folder, "found.json").write_text(json.dumps(results))
 
 
 if __name__ == "__main__":

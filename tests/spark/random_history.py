@@ -30,11 +30,11 @@ NAME = "rows"
 
 
 @dataclass(frozen=True)
-class As:
+class SparkValue:
     """Value as written, and as returned by Spark."""
 
     stored: Any
-    shown: Any
+    returned: Any
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Shape:
     """Defaults of columns added later, as stored and as returned."""
 
 
-def _moment(us: int, *, zone: bool = False) -> datetime:
+def _timestamp(us: int, *, zone: bool = False) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC if zone else None) + timedelta(microseconds=us)
 
 
@@ -140,18 +140,24 @@ _FLAT: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
     "u8": (pa.uint8(), [0, 255]),
     "u16": (pa.uint16(), [2**16 - 1, None]),
     "u32": (pa.uint32(), [2**32 - 1, 0]),
-    "u64": (pa.uint64(), [As(2**64 - 1, Decimal(2**64 - 1)), As(3, Decimal(3)), None]),
-    "short_time": (pa.time32("ms"), [As(86_399_999, 86_399_999), None]),
-    "time": (pa.time64("us"), [As(1, 1), As(86_399_999_999, 86_399_999_999)]),
-    "long_time": (pa.time64("ns"), [As(1, 1), As(2, 2)]),
-    "here": (pa.timestamp("ms"), [As(-1, _moment(-1_000)), None]),
-    "ms": (pa.timestamp("ms", "UTC"), [As(1, _moment(1_000, zone=True)), None]),
-    "us": (pa.timestamp("us"), [As(1, _moment(1)), As(-1, _moment(-1))]),
-    "us_there": (pa.timestamp("us", "Europe/Berlin"), [As(1, _moment(1, zone=True)), None]),
-    "ns": (pa.timestamp("ns"), [As(1, 1), As(2, 2), None]),
-    "ns_here": (pa.timestamp("ns", "UTC"), [As(10**18 + 1, 10**18 + 1)]),
-    "lasted": (pa.duration("s"), [As(3, 3), As(-3, -3)]),
-    "lasted_ns": (pa.duration("ns"), [As(3, 3), None]),
+    "u64": (
+        pa.uint64(),
+        [SparkValue(2**64 - 1, Decimal(2**64 - 1)), SparkValue(3, Decimal(3)), None],
+    ),
+    "short_time": (pa.time32("ms"), [SparkValue(86_399_999, 86_399_999), None]),
+    "time": (pa.time64("us"), [SparkValue(1, 1), SparkValue(86_399_999_999, 86_399_999_999)]),
+    "long_time": (pa.time64("ns"), [SparkValue(1, 1), SparkValue(2, 2)]),
+    "here": (pa.timestamp("ms"), [SparkValue(-1, _timestamp(-1_000)), None]),
+    "ms": (pa.timestamp("ms", "UTC"), [SparkValue(1, _timestamp(1_000, zone=True)), None]),
+    "us": (pa.timestamp("us"), [SparkValue(1, _timestamp(1)), SparkValue(-1, _timestamp(-1))]),
+    "us_there": (
+        pa.timestamp("us", "Europe/Berlin"),
+        [SparkValue(1, _timestamp(1, zone=True)), None],
+    ),
+    "ns": (pa.timestamp("ns"), [SparkValue(1, 1), SparkValue(2, 2), None]),
+    "ns_here": (pa.timestamp("ns", "UTC"), [SparkValue(10**18 + 1, 10**18 + 1)]),
+    "lasted": (pa.duration("s"), [SparkValue(3, 3), SparkValue(-3, -3)]),
+    "lasted_ns": (pa.duration("ns"), [SparkValue(3, 3), None]),
     "small": (pa.decimal128(10, 2), [Decimal("1.50"), Decimal("-0.01"), None]),
     "big": (pa.decimal256(38, 3), [Decimal("12345678901234567890123456789012345.678")]),
     "nothing": (pa.null(), [None]),
@@ -177,9 +183,12 @@ FLAT = Shape(
         ),
     ],
     values={name: values for name, (_, values) in _FLAT.items()}
-    | {"later": [As(5, Decimal(5)), None], "latest": [None]},
+    | {"later": [SparkValue(5, Decimal(5)), None], "latest": [None]},
     keys=[(), ("u64",), ("us_there", "small"), ("fixed", "nothing", "ns")],
-    defaults={"later": As(5, Decimal(5)), "latest": As(7, _moment(7, zone=True))},
+    defaults={
+        "later": SparkValue(5, Decimal(5)),
+        "latest": SparkValue(7, _timestamp(7, zone=True)),
+    },
 )
 
 ODD = Shape(
@@ -206,10 +215,10 @@ ODD = Shape(
         "k": ["a", "b", None],
         "half": [0.0, -0.0, math.nan, 1.5, None],
         "huge": [
-            As(Decimal(text), text)
+            SparkValue(Decimal(text), text)
             for text in ("12345678901234567890123456789012345678901234567.891", "-1.500")
         ],
-        "in": [None, As({"half": -0.0, "at": 1}, {"half": -0.0, "at": 1})],
+        "in": [None, SparkValue({"half": -0.0, "at": 1}, {"half": -0.0, "at": 1})],
         "more": [0.0, -0.0],
     },
     keys=[(), ("k",), ("half",), ("huge",)],
@@ -218,14 +227,14 @@ ODD = Shape(
 SHAPES = {"plain": PLAIN, "floats": FLOATS, "nested": NESTED, "flat": FLAT, "odd": ODD}
 
 
-def shown(value: Any) -> Any:
+def as_returned(value: Any) -> Any:
     """Return a value as Spark returns it."""
-    return value.shown if isinstance(value, As) else value
+    return value.returned if isinstance(value, SparkValue) else value
 
 
 def stored(value: Any) -> Any:
     """Return a value as the client writes it."""
-    return value.stored if isinstance(value, As) else value
+    return value.stored if isinstance(value, SparkValue) else value
 
 
 def printed(value: Any) -> str:
@@ -243,38 +252,40 @@ def printed(value: Any) -> str:
             return repr(value)
 
 
-class Told(ModelCollection):
+class ReturnedModel(ModelCollection):
     """Model with rows as returned by Spark."""
 
     def filled(self, row: dict[str, Any], columns: tuple[str, ...]) -> tuple[str, ...]:
         defaults = {name: value for v in self.versions for name, value in v.defaults.items()}
-        return tuple(printed(shown(row.get(name, defaults.get(name)))) for name in columns)
+        return tuple(printed(as_returned(row.get(name, defaults.get(name)))) for name in columns)
 
 
-class Life:
+class RandomHistory:
     """History of one collection at `url`, and its model."""
 
-    def __init__(self, url: str, shape: Shape, chance: random.Random, **settings: int) -> None:
+    def __init__(self, url: str, shape: Shape, rng: random.Random, **settings: int) -> None:
         self.url = url
         self.shape = shape
-        self.chance = chance
-        self.key = chance.choice(shape.keys)
+        self.rng = rng
+        self.key = rng.choice(shape.keys)
         self.settings = {
-            "inline_bytes": chance.choice([0, 0, 2_000]),
-            "part_bytes": chance.choice([200, 100_000]),
-            "merge_bytes": chance.choice([4_000, 1 << 20]),
+            "inline_bytes": rng.choice([0, 0, 2_000]),
+            "part_bytes": rng.choice([200, 100_000]),
+            "merge_bytes": rng.choice([4_000, 1 << 20]),
             "fan_in": 2,
             "young_ms": 3_600_000,
         } | settings
-        self.fold_bytes = chance.choice([1, 1 << 20])
-        self.model = Told([Version(0, tuple(shape.schemas[0].names))])
+        self.fold_bytes = rng.choice([1, 1 << 20])
+        self.model = ReturnedModel([Version(0, tuple(shape.schemas[0].names))])
         self.done: list[str] = []
 
     def __repr__(self) -> str:
-        return f"Life(key={self.key}, {self.settings}, fold {self.fold_bytes}: {self.done})"
+        return (
+            f"RandomHistory(key={self.key}, {self.settings}, fold {self.fold_bytes}: {self.done})"
+        )
 
     @contextmanager
-    def led(self) -> Iterator[tuple[persist.Client, persist.Collection]]:
+    def open(self) -> Iterator[tuple[persist.Client, persist.Collection]]:
         """Yield a writing client and its collection."""
         with (
             mock.patch.object(merger, "FOLD_BYTES", self.fold_bytes),
@@ -283,19 +294,19 @@ class Life:
             schema = self.shape.schemas[len(self.model.versions) - 1]
             yield client, client.create_or_load(NAME, schema=schema, key_columns=self.key)
 
-    def go_on(self, steps: int) -> None:
+    def run_steps(self, steps: int) -> None:
         """Execute random steps."""
-        with self.led() as (client, table):
+        with self.open() as (client, table):
             for _ in range(steps):
                 self._step(client, table)
             if self.model.upper == 0:
                 self._seal(table, 1)
 
-    def give_up(self) -> None:
+    def advance_since(self) -> None:
         """Advance since to a random retained time, and compact."""
-        with self.led() as (client, table):
+        with self.open() as (client, table):
             latest = max(self.model.upper - 2, self.model.since)
-            reached = self.chance.randint(self.model.since, latest)
+            reached = self.rng.randint(self.model.since, latest)
             self._allow(table, reached)
             client.compact()
             client.compact()
@@ -311,12 +322,12 @@ class Life:
         )
 
     def _step(self, client: persist.Client, table: persist.Collection) -> None:
-        match self.chance.choice("wwwwssssacud"):
+        match self.rng.choice("wwwwssssacud"):
             case "w":
                 self._write_some(table)
             case "s":
                 self._write_some(table)
-                self._seal(table, self.chance.randint(1, 2))
+                self._seal(table, self.rng.randint(1, 2))
             case "a" if len(self.model.versions) < len(self.shape.schemas):
                 self.alter(table)
             case "c":
@@ -325,7 +336,7 @@ class Life:
                 self.done.append("compact")
             case "u":
                 client.run_maintenance()
-                self.done.append("upkeep")
+                self.done.append("maintenance")
             case "d":
                 client.discard_unsealed()
                 self.model.updates = [u for u in self.model.updates if u[1] < self.model.upper]
@@ -351,72 +362,74 @@ class Life:
         self.done.append(f"allow {self.model.since}")
 
     def _write_some(self, table: persist.Collection) -> None:
-        for _ in range(self.chance.randint(1, 5)):
-            time = self.model.upper + self.chance.choice([0, 0, 1, 2])
-            taken = self._taken(time) if self.chance.random() < 0.45 else None
-            if taken is not None:
-                self.write(table, (taken, time, -1))
+        for _ in range(self.rng.randint(1, 5)):
+            time = self.model.upper + self.rng.choice([0, 0, 1, 2])
+            existing_row = self._existing_row(time) if self.rng.random() < 0.45 else None
+            if existing_row is not None:
+                self.write(table, (existing_row, time, -1))
                 continue
             columns = self.model.versions[-1].columns
-            row = {name: self.chance.choice(self.shape.values[name]) for name in columns}
-            self.write(table, (row, time, self.chance.choice([1, 1, 1, 2])))
+            row = {name: self.rng.choice(self.shape.values[name]) for name in columns}
+            self.write(table, (row, time, self.rng.choice([1, 1, 1, 2])))
 
-    def _taken(self, time: int) -> dict[str, Any] | None:
+    def _existing_row(self, time: int) -> dict[str, Any] | None:
         """Return a row that exists at `time` and at every later time, in the current schema."""
         columns = self.model.versions[-1].columns
         defaults = {n: v for version in self.model.versions for n, v in version.defaults.items()}
         least: dict[tuple[str, ...], int] = {}
         for later in range(time, self.model.upper + 4):
-            there: Counter[tuple[str, ...]] = Counter()
-            for row, at, diff in self.model.updates:
-                if at <= later:
-                    there[self.model.filled(row, columns)] += diff
-            least = {row: min(n, least.get(row, n)) for row, n in there.items()}
+            counts: Counter[tuple[str, ...]] = Counter()
+            for row, update_time, diff in self.model.updates:
+                if update_time <= later:
+                    counts[self.model.filled(row, columns)] += diff
+            least = {row: min(n, least.get(row, n)) for row, n in counts.items()}
             if later == time:
                 first = least
         sure = sorted(row for row, n in least.items() if n > 0 and row in first)
         if not sure:
             return None
-        wanted = self.chance.choice(sure)
+        selected = self.rng.choice(sure)
         for row, _, _ in self.model.updates:
-            if self.model.filled(row, columns) == wanted:
+            if self.model.filled(row, columns) == selected:
                 return {name: row.get(name, defaults.get(name)) for name in columns}
         return None
 
 
-def check(spark: Any, life: Life) -> None:
+def check(spark: Any, history: RandomHistory) -> None:
     """Assert that Spark and the model agree on contents at every time and on changes."""
-    model = life.model
-    with persist.open(life.url, hold=False) as client:
+    model = history.model
+    with persist.open(history.url, hold=False) as client:
         state = client.collection(NAME).state
-    assert (state.since, state.upper) == (model.since, model.upper), life
+    assert (state.since, state.upper) == (model.since, model.upper), history
     first = model.since + 1 if model.since else 0
     bounds = [(first, model.upper)] if first <= model.upper else []
     if first < model.upper:
-        lower = life.chance.randint(first, model.upper - 1)
-        bounds = [*{*bounds, (lower, life.chance.randint(lower, model.upper))}]
-    contents, changes = found(spark, life.url, range(model.since, model.upper), bounds)
+        lower = history.rng.randint(first, model.upper - 1)
+        bounds = [*{*bounds, (lower, history.rng.randint(lower, model.upper))}]
+    contents, changes = read_history(spark, history.url, range(model.since, model.upper), bounds)
     for as_of in range(model.since, model.upper):
         expected = model.contents(as_of)
-        assert contents[as_of] == expected, _told(contents[as_of], expected, life, as_of)
+        assert contents[as_of] == expected, _mismatch(contents[as_of], expected, history, as_of)
     for lower, upper in bounds:
         columns = model.columns_as_of(max(upper - 1, 0))
         expected = model.changes(lower, upper, columns)
-        assert changes[lower, upper] == expected, _told(
-            changes[lower, upper], expected, life, lower, upper
+        assert changes[lower, upper] == expected, _mismatch(
+            changes[lower, upper], expected, history, lower, upper
         )
 
 
-def _told(got: "Counter[Any]", expected: "Counter[Any]", life: Life, *times: int) -> str:
+def _mismatch(
+    got: "Counter[Any]", expected: "Counter[Any]", history: RandomHistory, *times: int
+) -> str:
     over, less = got - expected, expected - got
-    return f"as of {times} Spark has {dict(over)} too much, {dict(less)} too few: {life}"
+    return f"as of {times} Spark has {dict(over)} too much, {dict(less)} too few: {history}"
 
 
 Contents = dict[int, "Counter[Any]"]
 Changes = dict[tuple[int, int], "Counter[Any]"]
 
 
-def found(
+def read_history(
     spark: Any,
     url: str,
     times: Sequence[int],
@@ -436,7 +449,7 @@ def found(
         kind = _kind(frame.drop("mz_timestamp", "mz_diff"))
         frames.setdefault(kind, []).append(frame.select("*", F.lit(f"{lower} {upper}")))
     contents: Contents = {time: Counter() for time in times}
-    changes: Changes = {each: Counter() for each in bounds}
+    changes: Changes = {bounds_: Counter() for bounds_ in bounds}
     for same in frames.values():
         table = reduce(lambda a, b: a.unionAll(b), same).toArrow()
         columns = [[printed(v) for v in column.to_pylist()] for column in table.columns[:-3]]
@@ -448,9 +461,9 @@ def found(
                     contents[as_of][row] += diff
                 case [lower, upper]:
                     changes[lower, upper][row, time] += diff
-    for each in (*contents.values(), *changes.values()):
-        for row in [row for row, n in each.items() if n == 0]:
-            del each[row]
+    for counter in (*contents.values(), *changes.values()):
+        for row in [row for row, n in counter.items() if n == 0]:
+            del counter[row]
     return contents, changes
 
 

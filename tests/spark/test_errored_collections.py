@@ -67,7 +67,7 @@ def test_read_of_errored_collection_raises_from_its_error_time(
     for upper in (11, "latest"):
         with pytest.raises(CollectionErrored, match="as of 10"):
             ps.changes(spark, url, "orders", 8, upper)
-    assert ps.READINGS.statistics().get(url, 0) <= before, "those that failed hold nothing"
+    assert ps.READINGS.statistics().get(url, 0) <= before, "a failed read holds nothing"
 
 
 def test_read_of_recovered_collection_returns_rows(
