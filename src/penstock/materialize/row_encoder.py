@@ -126,6 +126,15 @@ def _rendering(field: pa.Field) -> str:
     return f"{label} {kind.scale}" if pa.types.is_decimal(kind) else f"{label} {kind}"
 
 
+def _sql_type(label: str) -> str:
+    """Return the SQL name of a Postgres type.
+
+    SUBTLE: without quotes, the keywords `bit` and `char` mean bit(1) and character(1).
+    """
+    element = label.removesuffix("[]")
+    return f'"{element}"{label[len(element) :]}' if element in ("bit", "char") else label
+
+
 def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
     types: list[str] = [_json_type(field.type)]
     keywords: dict[str, Any] = {}
@@ -135,7 +144,7 @@ def _described(field: pa.Field, *, required: bool) -> Mapping[str, Any]:
     if label is not None:
         kind = field.type
         exact = f"({kind.precision},{kind.scale})" if pa.types.is_decimal(kind) else ""
-        keywords[POSTGRES_TYPE] = label + exact
+        keywords[POSTGRES_TYPE] = _sql_type(label) + exact
     elif types == ["string"]:
         keywords |= _format(field.type)
     if field.nullable and not required:

@@ -1,14 +1,22 @@
 """Round trip of every value of every type from Postgres to Postgres."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Self
 
+import psycopg
+import pyarrow as pa
 import pytest
 
 from penstock.connectors.postgres import connector
+from penstock.connectors.postgres.session import PostgresSession, Server
+from penstock.data.schema import LABEL
+from penstock.materialize.row_encoder import build_row_spec
 from penstock.protocol.specs import Projection
 from penstock.servers.postgres import Database, PostgresServer
+from penstock.sources.postgres.catalog_types import PgColumn, PgType
+from penstock.sources.postgres.types import column_type
 from tests.connectors.connector_client import (
     ConnectorClient,
     Row,
@@ -165,3 +173,30 @@ def test_endpoint_without_annotated_type_stores_text(
     assert database.sql(
         "SELECT mood, price, n::text, pg_typeof(mood)::text, pg_typeof(n)::text FROM things"
     ) == [("very happy", "1.50", "2.50", "text", "numeric")]
+
+
+@pytest.mark.parametrize("array", [False, True])
+def test_annotation_of_every_source_type_names_that_type_without_modifier(
+    database: Database, array: bool
+) -> None:
+    oids = [info.array_oid if array else info.oid for info in psycopg.postgres.types]
+    known = database.sql(
+        "SELECT t.oid, format_type(t.oid, NULL), format_type(t.oid, -1), "
+        "e.oid, format_type(e.oid, NULL) FROM pg_type t "
+        "LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A' "
+        "WHERE t.oid = ANY(%s) AND t.typtype <> 'p' AND t.typcategory <> 'P'",
+        [oids],
+    )
+    assert len(known) > 40
+    with closing(PostgresSession(Server.parse(database.url(), {}), touch=False)) as session:
+        for oid, name, unmodified, element_oid, element_name in known:
+            element = PgType(element_oid, element_name, "b", "") if array else None
+            kind = PgType(oid, name, "b", "A" if array else "", element=element)
+            stored = column_type(PgColumn("c", 2, kind), text=False)
+            column = pa.field("c", stored.arrow, metadata={LABEL: stored.label})
+            schema = pa.schema([pa.field("id", pa.int64(), nullable=False), column])
+            spec = build_row_spec("t", schema, ["id"])
+            annotation = spec.schema()["properties"]["c"]["x-postgres-type"]
+            resolved = session.endpoint_type(annotation)
+            assert resolved is not None, name
+            assert resolved.name == unmodified
