@@ -1,14 +1,15 @@
 """Changes between the catalog and a pipeline file."""
 
 import copy
+from typing import Any, Final
 
 import pytest
 
 from penstock.catalog.diff import plan
 from penstock.catalog.objects import Object
 
-BOTH = ("source", "materialization")
-FILE = {
+BOTH: Final = ("source", "materialization")
+FILE: dict[str, Any] = {
     "sources": {
         "shop": {
             "postgres": {"url": "postgresql://u:${P}@h/shop", "tables": ["public.a", "public.b"]}

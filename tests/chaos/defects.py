@@ -27,7 +27,7 @@ from penstock.connectors.sqlite import transactor as sqlite_transactor
 from penstock.connectors.sqlite.connector import SqliteConnector
 from penstock.materialize import loop, shard, shard_transaction
 from penstock.materialize.connector_session import ConnectorSession
-from penstock.materialize.intervals import BoundResource
+from penstock.materialize.intervals import BoundResource, missing_interval
 from penstock.materialize.recovery_log import RecoveryLog
 from penstock.sdk import stream as sdk_stream
 from penstock.sdk.sql import fence as fence_module
@@ -126,7 +126,6 @@ def ignore_key_range() -> Any:
 @_defect
 def no_bindings() -> Any:
     """Row 23: the checkpoint has a frontier, but no bindings."""
-    missing_interval = shard.missing_interval
 
     def interval_without_bindings(bound: Any, opened: Any, upper: int) -> Any:
         if opened.bindings and bound.path not in opened.bindings:

@@ -158,6 +158,7 @@ class Shim:
             answer: bytes = self.channel(self.host).unary_unary(method)(data, timeout=60)
         except grpc.RpcError as error:
             context.abort(error.code(), error.details())
+            raise  # Unreachable: `abort` raises.
         return answer
 
     def transactions(
@@ -350,6 +351,8 @@ class _StreamProxy:
                 for _ in range(fault.times):
                     self._acknowledge_again()
                 self.cut()
+            case "zombie":
+                raise AssertionError("a zombie is made elsewhere")
         return False
 
     def _other_committed(self) -> bool:

@@ -22,8 +22,8 @@ from penstock.servers.postgres import PostgresServer
 from tests.chaos.scenario_run import Verdict, run_scenario
 from tests.chaos.scenarios import LONG, LONG_ON_SPARK, Scenario
 from tests.chaos.spark import SparkRuntime
-from tests.fix_postgres import QUICK
 from tests.nemesis_driver import Tally, say
+from tests.shared_postgres import QUICK
 
 SPARK_EVERY = 10
 """One scenario in this many runs on Spark, where it takes ten times as long."""

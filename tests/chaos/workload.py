@@ -220,5 +220,5 @@ class Bank:
 
 def _table(rows: Sequence[tuple[int, ...]]) -> pa.Table:
     schema = SCHEMA.append(pa.field(TIME, pa.int64())).append(pa.field(DIFF, pa.int64()))
-    columns = list(zip(*rows, strict=True)) if rows else [[] for _ in schema]
+    columns = list(zip(*rows, strict=True)) if rows else [() for _ in schema]
     return pa.table([pa.array(each, pa.int64()) for each in columns], names=schema.names)

@@ -32,7 +32,7 @@ from penstock.persist.state import Entry, Seal
 from penstock.testing.clocks import ManualClock
 from tests.compat.reader import render
 
-SETTINGS = {
+SETTINGS: dict[str, Any] = {
     "background": False,
     "notify": "",
     "inline_bytes": 1_000,

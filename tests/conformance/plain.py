@@ -16,13 +16,18 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
-from plain_endpoint import PUSH, Endpoint, Refused, table_of
-from plain_stream import Stream
 
 from penstock.protocol._generated import materialize_pb2 as pb
+
+if TYPE_CHECKING:
+    from tests.conformance.plain_endpoint import PUSH, Endpoint, Refused, table_of
+    from tests.conformance.plain_stream import Stream
+else:  # As a script, its folder is on the path, and the project is not.
+    from plain_endpoint import PUSH, Endpoint, Refused, table_of
+    from plain_stream import Stream
 
 
 class Driver:
@@ -65,7 +70,11 @@ class Driver:
             )
             for each in binding.collection.projections:
                 needed = each.ptr in ("", *binding.collection.key_ptrs)
-                answer.constraints[each.field].type = 1 if needed else 2
+                answer.constraints[each.field].type = (
+                    pb.Constraint.LOCATION_REQUIRED
+                    if needed
+                    else pb.Constraint.LOCATION_RECOMMENDED
+                )
                 if endpoint.bad("answers-at-random"):
                     answer.constraints[each.field].reason = str(self.asked)
             answers.append(answer)

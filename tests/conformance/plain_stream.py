@@ -10,12 +10,16 @@ import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from google.protobuf.message import DecodeError
-from plain_endpoint import PLAIN, PUSH, REMOTE, STAGED, Refused, table_of
 
 from penstock.protocol._generated import materialize_pb2 as pb
+
+if TYPE_CHECKING:
+    from tests.conformance.plain_endpoint import PLAIN, PUSH, REMOTE, STAGED, Refused, table_of
+else:  # In a script, its folder is on the path, and the project is not.
+    from plain_endpoint import PLAIN, PUSH, REMOTE, STAGED, Refused, table_of
 
 ZERO = bytes.fromhex("f8ffffff0f01")
 
@@ -31,7 +35,7 @@ class Stream:
         self.over = threading.Event()
         self.last = ""
         self.bad = driver.bad
-        self.db: sqlite3.Connection | None = None
+        self._connection: sqlite3.Connection | None = None
         self.loads: list[tuple[int, bytes]] = []
         self.stores: list[tuple[int, bytes, bytes, Any]] = []
         self.keys: dict[int, set[bytes]] = defaultdict(set)
@@ -63,8 +67,8 @@ class Stream:
         finally:
             if self.bad("commits-on-cancel") and self.stores:
                 self._write(self.stores)
-            if self.db is not None:
-                self.db.close()
+            if self._connection is not None:
+                self._connection.close()
             self.over.set()
             if self in self.driver.streams:
                 self.driver.streams.remove(self)
@@ -115,6 +119,12 @@ class Stream:
         self.last = kind
         yield from getattr(self, f"_{kind}")(getattr(request, kind))
 
+    @property
+    def db(self) -> sqlite3.Connection:
+        """Return the connection that Open made."""
+        assert self._connection is not None
+        return self._connection
+
     # Open.
 
     def _open(self, message: Any) -> Iterator[Any]:
@@ -137,7 +147,7 @@ class Stream:
         self.driver.take_over(self)
         if self.bad("keeps-the-lock"):
             self.driver.kept_lock.acquire(timeout=4)
-        self.db = self.endpoint.connect()
+        self._connection = self.endpoint.connect()
         had = self.db.execute("select version from applied where task = ?", [self.task]).fetchone()
         if had is None or message.version not in (had[0], ""):
             raise Refused(f"version {message.version} is not applied")
@@ -188,6 +198,8 @@ class Stream:
             exact = row is not None and [*row[:2]] == own[1:]
             if row is not None and not exact and self.bad("inherits-nothing"):
                 row = None
+            self.fence: int
+            checkpoint: bytes
             self.fence, checkpoint = (row[2], row[3]) if row else (1, ZERO)
             if not exact:
                 db.execute(
@@ -393,8 +405,7 @@ class Stream:
             self._write(new)
         else:
             self.stores += new
-        return
-        yield
+        yield from ()
 
     stored = 0
 

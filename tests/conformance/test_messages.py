@@ -50,6 +50,7 @@ def test_raw_store_decodes_to_store(content: list[bytes]) -> None:
     assert found.packed_keys.to_pylist() == content
     assert found.packed_values.to_pylist() == content[::-1]
     assert found.exists.to_pylist() == flags
+    assert found.deletes is not None
     assert found.deletes.to_pylist() == flags[::-1]
 
 

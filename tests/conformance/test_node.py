@@ -134,6 +134,7 @@ def unpacker() -> Iterator[Unpacker]:
     found = Unpacker()
     with found.process:
         yield found
+        assert found.process.stdin is not None
         found.process.stdin.close()
 
 

@@ -73,8 +73,8 @@ def test_check_on_signal_ends_the_connector_processes(
         wait_for(lambda: (tmp_path / sign).exists() and (tmp_path / "pids").read_text().strip())
         check.send_signal(number)
         assert check.wait(60) == 128 + number
-    for pid in (tmp_path / "pids").read_text().split():
-        wait_for(lambda pid=pid: not alive(int(pid)))
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    wait_for(lambda: not any(map(alive, pids)))
 
 
 def test_check_with_ignored_sighup_ends_on_sigterm_only(tmp_path: Path) -> None:

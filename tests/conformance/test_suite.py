@@ -25,6 +25,7 @@ from penstock.testing.conformance import (
 )
 from penstock.testing.conformance.process import Connectors
 from penstock.testing.conformance.redaction import hider
+from penstock.testing.conformance.report import Result
 from tests.conformance.defects import DEFECTS, PUSHED, REMOTE, STAGED, WRITTEN, Defect
 
 HERE = Path(__file__).parent
@@ -121,7 +122,7 @@ def names(report: Report, outcome: Outcome) -> set[str]:
     ],
 )
 def test_correct_connector_passes_every_check_of_its_pattern(pattern: str, tmp_path: Path) -> None:
-    seen = []
+    seen: list[Result] = []
     report = run(described(tmp_path, pattern), on_result=seen.append)
     assert not report.failed, report.as_table()
     assert tuple(seen) == report.results

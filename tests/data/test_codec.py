@@ -3,6 +3,7 @@
 from datetime import datetime
 from decimal import Decimal
 from enum import IntEnum
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -55,6 +56,16 @@ def test_json_codec_stores_equal_documents_equally(value):
     assert JSON.encode(JSON.decode(JSON.encode(value), 1)) == JSON.encode(value)
 
 
+class Two(IntEnum):
+    ONE = 1
+    TWO = 2
+
+
+def returning_text(_value: object) -> Any:
+    """Break the contract of a codec, which returns bytes."""
+    return "text"
+
+
 @pytest.mark.parametrize(
     ("codec", "value"),
     [
@@ -78,9 +89,9 @@ def test_json_codec_stores_equal_documents_equally(value):
         (JSON, {None: 2}),
         (JSON, datetime(2020, 1, 1)),  # noqa: DTZ001
         (JSON, Decimal("1.5")),
-        (JSON, IntEnum("Two", ["ONE", "TWO"]).TWO),
+        (JSON, Two.TWO),
         (UNIT, 0),
-        (UserCodec("bad", 1, lambda _: "text", lambda b, _: b), 1),
+        (UserCodec("bad", 1, returning_text, lambda b, _: b), 1),
     ],
     ids=lambda given: getattr(given, "name", type(given).__name__),
 )
@@ -90,7 +101,7 @@ def test_codec_with_unsupported_value_raises_usage_error(codec, value):
 
 
 def test_json_codec_with_deep_document_raises_usage_error():
-    deep = []
+    deep: list[Any] = []
     for _ in range(150):
         deep = [deep]
     assert through_a_column(JSON, deep) == deep

@@ -67,8 +67,8 @@ def scan_message(data: bytes, begin: int) -> None:
         return
     counts = found[3:].tolist()
     bounds = tuple(np.zeros(counts[each // 2], np.int32) for each in range(6))
-    flags = tuple(np.zeros(counts[3 + each], np.uint8) for each in range(2))
-    same(arena_module._scan, octets, begin, len(data), found, True, bounds, flags)
+    filled = tuple(np.zeros(counts[3 + each], np.uint8) for each in range(2))
+    same(arena_module._scan, octets, begin, len(data), found, True, bounds, filled)
 
 
 @given(st.binary(max_size=80))

@@ -1,7 +1,6 @@
 """Rows of every type as JSON lines."""
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -9,6 +8,7 @@ import pytest
 
 from penstock.catalog.json_rows import encode_line, rows_of
 from penstock.data import BIGINT, UNIT, stored_schema
+from penstock.persist.state import CollectionState, SchemaVersion
 
 ODD = 1_600_000_000_000_000_001
 
@@ -16,7 +16,8 @@ ODD = 1_600_000_000_000_000_001
 def json_values(column: pa.Array, codecs: tuple[tuple[str, int], ...] = ()) -> list[Any]:
     ones = [1] * len(column)
     table = pa.table([column, ones, ones], schema=stored_schema(pa.schema([("c", column.type)])))
-    collection = SimpleNamespace(schemas=[SimpleNamespace(codecs=codecs)])
+    schema = SchemaVersion(0, 0, b"", codecs=codecs)
+    collection = CollectionState(1, "c", schemas=(schema,))
     lines = [encode_line(row) for _, _, row in rows_of(table, collection)]
     return [json.loads(line, parse_int=str)["c"] for line in lines]
 

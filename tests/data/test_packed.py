@@ -7,6 +7,7 @@ import subprocess
 import sys
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import numpy as np
@@ -179,6 +180,8 @@ def logical(value):
             return 0x30, value.int
         case Versionstamp():
             return 0x33, value.transaction, value.user
+        case _:
+            raise AssertionError(value)
 
 
 def number(value):
@@ -492,7 +495,7 @@ def test_unpack_of_other_column_raises_packed_error():
             function(pa.array([None, b"", b"", None]).slice(1))
 
 
-NESTED = [[]]
+NESTED: list[Any] = [[]]
 for _ in range(100):
     NESTED = [NESTED]
 

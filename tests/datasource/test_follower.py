@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from penstock import persist
 from penstock.datasource.follower import Follower, find_streamed
 from penstock.datasource.options import StreamOptions
-from penstock.datasource.read_task import updates_of
+from penstock.datasource.read_task import Task, updates_of
 from penstock.datasource.stream_offsets import Offset
 from penstock.errors import Fenced, UsageError
 from penstock.persist import Client, Collection, NotYetComplete, SinceError
@@ -77,7 +77,11 @@ class Query:
         tasks = follower.plan(Offset.from_json(start), Offset.from_json(self.offsets[-1]))
         if until == "planned":
             return True
-        self.delivered.append([u for t in tasks for some in updates_of(t) for u in values(some)])
+        delivered: list[Any] = []
+        for task in tasks:
+            assert isinstance(task, Task)
+            delivered += [update for some in updates_of(task) for update in values(some)]
+        self.delivered.append(delivered)
         return True
 
     def begin(self, *, first: bool = False) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from penstock.persist import Client, Collection
 from penstock.persist.holds import list_holds
 from penstock.persist.merge import merger
 from penstock.persist.scan.plan import scan_snapshot
+from penstock.persist.scan.task import ROWS_AT_ONCE
 from penstock.testing.clocks import ManualClock
 from tests.persist.model import ModelCollection, Version
 from tests.persist.shop import SCHEMA, by_hand, opened
@@ -121,7 +122,7 @@ def test_row_repeats_by_its_diff():
         table.seal(2).result()
         (task,) = plan_contents(*find(url))
         chunks = list(rows_of(task))
-        assert max(chunk.num_rows for chunk in chunks) <= read_task.ROWS_AT_ONCE
+        assert max(chunk.num_rows for chunk in chunks) <= ROWS_AT_ONCE
         keys = Counter(k for chunk in chunks for k in chunk.column("k").to_pylist())
         assert keys == {"a": 200_000, "b": 3}
 

@@ -212,7 +212,7 @@ def test_unsupported_calls_raise_with_remedy(
 )
 def test_restarted_stream_delivers_each_change_once(spark: SparkSession, shop: Shop) -> None:
     sink = Sink()
-    options = {"startAt": "latest", "maxRowsPerTrigger": 2, "hold": "nightly"}
+    options: dict[str, Any] = {"startAt": "latest", "maxRowsPerTrigger": 2, "hold": "nightly"}
     shop.put(("a", 1, 1, 1), ("b", 1, 2, 1), upper=3)
 
     # Killed after the first batch was logged and before it completed.

@@ -29,7 +29,7 @@ def test_compile_process_ends_with_its_context(monkeypatch: pytest.MonkeyPatch) 
         return process
 
     monkeypatch.setattr(kernel_cache, "_is_filled", lambda _kafka: False)
-    monkeypatch.setattr(kernel_cache.subprocess, "Popen", popen)
+    monkeypatch.setattr(subprocess, "Popen", popen)
     with kernel_cache.compile_in_background():
         assert started[0].poll() is None
     assert started[0].returncode is not None

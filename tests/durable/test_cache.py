@@ -84,8 +84,8 @@ class LentBlob(MemoryBlob):
         super().__init__()
         self.lent: list[bytearray] = []
 
-    def get(self, key: str) -> bytes | None:
-        self.lent.append(bytearray(DATA))
+    def get(self, key: str, *, start: int = 0) -> bytes | None:
+        self.lent.append(bytearray(DATA[start:]))
         return self.lent[-1]  # type: ignore[return-value]  # A bytearray behaves as bytes here.
 
 

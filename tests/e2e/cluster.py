@@ -224,7 +224,12 @@ class Run:
                 self.cluster.kill_worker(1)
                 self.cluster.add_worker()
             rest(0.05)
-        until(lambda: (up.check(), self.equal())[1], "the target to be equal", patience_s=900)
+
+        def is_equal() -> bool:
+            up.check()
+            return self.equal()
+
+        until(is_equal, "the target to be equal", patience_s=900)
         self.say(f"{TRANSACTIONS} transactions have followed")
 
     def phase(self, up: Up) -> str:

@@ -12,8 +12,8 @@ from penstock.demo.comparison import Places
 from penstock.servers.postgres import Database, PostgresServer
 from tests.e2e.ledger import TABLES, LedgerTraffic
 from tests.e2e.observer import Endpoint, PostgresEndpoint, SqliteEndpoint
-from tests.fix_postgres import QUICK
 from tests.ingest.proxy import Proxy
+from tests.shared_postgres import QUICK
 
 SETTINGS: Final = {**QUICK, "wal_sender_timeout": "5s"}
 

@@ -9,10 +9,11 @@ import re
 import shlex
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -441,10 +442,7 @@ class Pipeline:
         """
         self.source.sql(f"INSERT INTO untouched VALUES ({id}, 0)")
         for rows in (self.in_sqlite, self.in_postgres):
-            until(
-                lambda rows=rows: any(row["id"] == id for row in rows("untouched")),
-                f"marker {id}",
-            )
+            until(partial(has_marker, rows, id), f"marker {id}")
 
     def errors(self) -> Mapping[str, persist.StoredError]:
         """Return the errors of the collections, by case."""
@@ -493,6 +491,10 @@ class Pipeline:
             connection.cursor(row_factory=dict_row) as cursor,
         ):
             return cursor.execute(f"SELECT * FROM {name}".encode()).fetchall()
+
+
+def has_marker(rows: Callable[[str], list[dict[str, Any]]], id: int) -> bool:
+    return any(row["id"] == id for row in rows("untouched"))
 
 
 def _sorted(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -1,24 +1,25 @@
 """Catalog updates of running tasks."""
 
 import threading
+from typing import Any
 
 import pytest
 
-from penstock.catalog.objects import known_objects
+from penstock.catalog.objects import known_objects, remove_object
 from penstock.clock import SYSTEM_CLOCK
 from penstock.engine import apply
 from penstock.errors import UsageError
 from penstock.pipeline import Pipeline
-from penstock.supervisor import Task
+from penstock.supervisor import Supervisor, Task
 
 SECTION = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none"}}
 
 
-class NoCollections:
-    """Supervisor of tasks without collections."""
+NO_CLIENT: Any = None  # `build_nothing` does not use it.
 
-    def collections(self):
-        return frozenset()
+
+def build_nothing(_client: Any) -> Any:
+    return None
 
 
 def test_dropped_object_leaves_catalog_after_lock_is_free(tmp_path, monkeypatch):
@@ -26,12 +27,12 @@ def test_dropped_object_leaves_catalog_after_lock_is_free(tmp_path, monkeypatch)
     written = {"location": lake, "sources": {"shop": SECTION, "till": SECTION}}
     catalog = apply._CatalogUpdates(Pipeline.model_validate(written), written, SYSTEM_CLOCK)
     tasks = [
-        Task(name, "source", f"{lake}/{name}", "w", lambda _: None, lambda _client, _keep: None)
+        Task(name, "source", f"{lake}/{name}", "w", build_nothing, lambda _client, _keep: None)
         for name in ("shop", "till")
     ]
     for task in tasks:
-        catalog.with_catalog(task).build(None)
-    forget, failures = apply.remove_object, ["first", "second"]
+        catalog.with_catalog(task).build(NO_CLIENT)
+    forget, failures = remove_object, ["first", "second"]
 
     def locked(*given, **named):
         if failures:
@@ -42,10 +43,11 @@ def test_dropped_object_leaves_catalog_after_lock_is_free(tmp_path, monkeypatch)
     task = tasks[0]
     with pytest.raises(UsageError, match="for the first time"):
         catalog.forget(task)
+    idle = Supervisor([])
     ended = threading.Event()
     ended.set()
-    catalog.follow(ended, NoCollections())
+    catalog.follow(ended, idle)
     names = ["shop", "shop_remap", "shop_progress", "till", "till_remap", "till_progress"]
     assert [entry.name for entry in known_objects(lake)] == names
-    catalog.follow(ended, NoCollections())
+    catalog.follow(ended, idle)
     assert [entry.name for entry in known_objects(lake)] == names[3:]

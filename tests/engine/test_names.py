@@ -1,6 +1,7 @@
 """Names that tasks take in the catalog before they create anything."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,13 @@ from penstock.supervisor import Task
 URL = "postgresql://nobody@127.0.0.1:1/none"
 
 
+NO_CLIENT: Any = None  # `build_nothing` does not use it.
+
+
+def build_nothing(_client: Any) -> Any:
+    return None
+
+
 def catalog_updates(lake, *names, **more):
     """Return the catalog, and the builders of tasks that create nothing."""
     section = {"postgres": {"url": URL}, **more}
@@ -27,8 +35,8 @@ def catalog_updates(lake, *names, **more):
 
     def build(name):
         url = f"{lake}/{name}"
-        task = Task(name, "source", url, "w", lambda _: None, lambda _client, _keep: None)
-        return lambda: catalog.with_catalog(task).build(None)
+        task = Task(name, "source", url, "w", build_nothing, lambda _client, _keep: None)
+        return lambda: catalog.with_catalog(task).build(NO_CLIENT)
 
     return catalog, [build(name) for name in names]
 

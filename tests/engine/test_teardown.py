@@ -63,9 +63,9 @@ materializations:
         wanted += [RequestedObject("shop_progress", "source_progress", owner="shop")]
         update_catalog(self.lake, lambda _: wanted)
 
-    def drop(self, name: str, **options: bool) -> None:
+    def drop(self, name: str, *, keep_target: bool = False) -> None:
         [known] = [each for each in known_objects(self.lake) if each.name == name]
-        drop_object(known, self.lake, writer=WRITER, **options)
+        drop_object(known, self.lake, writer=WRITER, keep_target=keep_target)
         remove_object(known, self.lake)
 
     def slots(self) -> list[str]:

@@ -27,12 +27,13 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, arm, disarm
 from penstock.servers.postgres import Database, PostgresServer
-from tests.fix_postgres import QUICK, give
+from tests.fix_postgres import give
 from tests.ingest.checker import broken, differing, histories
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 from tests.nemesis_driver import Tally, Turn, argument_parser, in_folder, run_nemesis, say, wait
+from tests.shared_postgres import QUICK
 
 STEPS = (
     Failpoint.SLOT_INTENDED,

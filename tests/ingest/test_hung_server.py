@@ -12,11 +12,11 @@ from penstock.engine.preflight import plan_file
 from penstock.errors import TransientError
 from penstock.pgclient import connect
 from penstock.servers.postgres import Database, PostgresServer
-from tests.fix_postgres import QUICK
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import SOURCE, Pump, until
 from tests.ingest.test_server_faults import through
+from tests.shared_postgres import QUICK
 
 TABLES = ["public.item"]
 

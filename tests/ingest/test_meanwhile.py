@@ -15,10 +15,10 @@ from penstock.cli.main import app
 from penstock.errors import UsageError
 from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.snapshot import SnapshotSplit
-from tests.fix_postgres import QUICK
 from tests.ingest.checker import check, differing
 from tests.ingest.pump import Pump, until
 from tests.ingest.test_resync import heard_at_once, resync
+from tests.shared_postgres import QUICK
 
 __all__ = ["heard_at_once"]
 

@@ -10,13 +10,14 @@ from penstock.servers.postgres import Database, PostgresServer
 from penstock.sources.postgres.errors import OtherHistory
 from penstock.sources.postgres.server import SourceServer
 from penstock.sources.postgres.source import PostgresSource
-from tests.fix_postgres import QUICK, give, standby_of
+from tests.fix_postgres import give, standby_of
 from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump, until
 from tests.ingest.test_failpoints import are_slots_inactive, drop_slots, slots
 from tests.ingest.test_planted import caught
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
+from tests.shared_postgres import QUICK
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from penstock.durable.memory import MemoryBlob, Shelf
 from penstock.durable.retrying_blob import RetryingBlob
-from penstock.persist import Client, Settings
+from penstock.persist import Changes, Client, Listener, Settings
 from penstock.testing.clocks import ManualClock
 
 SCHEMA = pa.schema([("k", pa.string()), ("n", pa.int32())])
@@ -41,6 +41,13 @@ def opened(
     blob = wrap(MemoryBlob(shelf, name="memory:shop", clock=settings.clock))
     steady = RetryingBlob(blob, settings.clock, settings.chance, patience_ms=settings.patience_ms)
     return Client(steady, settings, writer=writer, hold=hold)
+
+
+def next_changes(listener: Listener, *, timeout_ms: int = 0) -> Changes:
+    """Return the next changes of a listener that has some and owes no snapshot."""
+    changes = listener.next_changes(timeout_ms=timeout_ms)
+    assert isinstance(changes, Changes)
+    return changes
 
 
 def rows(*updates: tuple[str, int, int, int], schema: pa.Schema = SCHEMA) -> pa.Table:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+from tests.persist.shop import next_changes
 
 import penstock.persist as persist
 from penstock.durable import open_blob
@@ -25,8 +26,8 @@ def url(tmp_path: Path) -> str:
     return f"file:{tmp_path / 'data'}"
 
 
-def opened(url: str, **more: object) -> persist.Client:
-    return persist.open(url, writer="w", settings=SETTINGS, **more)
+def opened(url: str) -> persist.Client:
+    return persist.open(url, writer="w", settings=SETTINGS)
 
 
 def words_of(client: persist.Client) -> persist.Collection:
@@ -144,7 +145,7 @@ def test_open_listener_keeps_its_client_alive(url):
         words_of(client).compare_and_append([(("a", None), 0, 1)], 0, 1)
     listener = persist.open(url, settings=SETTINGS).collection("words").listen(-1)
     gc.collect()
-    assert len(listener.next_changes(timeout_ms=0)) == 1
+    assert len(next_changes(listener)) == 1
     listener.close()
     with pytest.raises(UsageError, match="is closed"):
         listener.next_changes(timeout_ms=0)
@@ -165,10 +166,11 @@ def test_listener_with_failing_hold_writes_receives_all_changes(url, monkeypatch
                 return real(key, data)
 
             monkeypatch.setattr(reader._blob, "create", refused)
-            given = [listener.next_changes(timeout_ms=0) for _ in range(2)]
-            assert [len(each) for each in given] == [0, 1]
+            snapshot = listener.next_changes(timeout_ms=0)
+            assert isinstance(snapshot, persist.Snapshot)
+            assert [len(snapshot), len(next_changes(listener))] == [0, 1]
             words.compare_and_append([(("b", None), 1, 1)], 1, 2)
-            assert [data for data, _, _ in listener.next_changes(timeout_ms=0)] == [("b", None)]
+            assert [data for data, _, _ in next_changes(listener)] == [("b", None)]
             monkeypatch.undo()
             listener.close()
 
@@ -232,6 +234,7 @@ def test_log_entry_of_other_location_is_void(url, tmp_path):
         number = client.state.seqno
         foreign = stranger._machine.log.read(number - 1)
         blob = open_blob(url)
+        assert foreign is not None
         assert Machine(blob, SETTINGS).log.create(number, foreign)
         words = words_of(client)
         assert words.compare_and_append([(("b", None), 1, 1)], 1, 2) == persist.Appended(2)
@@ -270,11 +273,11 @@ def test_slow_and_fast_listeners_receive_schema_change_at_same_time(url):
         rows = client.create_or_load("rows", schema=small)
         slow, fast = rows.listen(-1), rows.listen(-1)
         rows.compare_and_append([({"k": "a"}, 0, 1)], 0, 1)
-        given = [list(fast.next_changes(timeout_ms=0))]
+        given = [list(next_changes(fast))]
         rows.alter(large)
         rows.compare_and_append([({"k": "b", "n": 1}, 1, 1)], 1, 2)
-        given.append(list(fast.next_changes(timeout_ms=0)))
-        assert [list(slow.next_changes(timeout_ms=0)) for _ in range(2)] == given
+        given.append(list(next_changes(fast)))
+        assert [list(next_changes(slow)) for _ in range(2)] == given
         assert given[0][0].data == {"k": "a"}
         slow.close()
         fast.close()
@@ -292,7 +295,7 @@ def test_notifier_wakes_reader_before_its_poll_interval(url):
                 with reader.collection("words").listen(-1) as listener:
                     listening.set()
                     for _ in range(3):
-                        changes = listener.next_changes(timeout_ms=50_000)
+                        changes = next_changes(listener, timeout_ms=50_000)
                         given.append(changes.upper)
 
             thread = threading.Thread(target=listen)

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pyarrow as pa
 import pytest
-from tests.persist.shop import SCHEMA, opened, rows
+from tests.persist.shop import SCHEMA, next_changes, opened, rows
 
 from penstock.durable.memory import Shelf
 from penstock.errors import DefiniteError, UsageError
@@ -25,6 +25,7 @@ from penstock.persist import (
     UpperMismatch,
     WriteTo,
 )
+from penstock.persist.holds import LeasedClaims
 from penstock.persist.machine import Machine
 from penstock.persist.state import ErrorSpan
 
@@ -92,9 +93,10 @@ def test_who_listened_before_the_beginning_hears_of_it_all(shelf, client, shop):
         client.append_all([AppendTo(shop, rows(("a", 1, 40, 1)), 0, 41)], [Begin(shop, 40)])
         client.compact()
         for listener, lower in ((near, 0), (far, 6)):
-            changes = listener.next_changes(timeout_ms=0)
+            changes = next_changes(listener)
             assert (changes.lower, changes.upper) == (lower, 41)
             assert [(u.data["k"], u.time, u.diff) for u in changes] == [("a", 40, 1)]
+        assert isinstance(reader._runtime.claims, LeasedClaims)
         reader._runtime.claims.renew()  # Its claimed data still exists.
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.persist.shop import SCHEMA, opened, rows
 
 from penstock.durable.memory import Shelf
-from penstock.persist import AppendTo, Grow
+from penstock.persist import AppendTo, Grow, Staged
 
 WIDER = pa.schema([*SCHEMA, ("a", pa.string())])
 
@@ -51,6 +51,7 @@ def test_difference_with_growing_schema_compares_in_new_schema():
             table = pa.table({"k": ["a", "b"], "n": [1, 2], "a": ["old", "new"]})
             goal = client.stage(shop, [table.cast(WIDER)], staging, time=0, growing=[grow])
             found = client.difference(shop, goal, staging, time=1, growing=[grow])
+            assert isinstance(found, pa.Table)
             assert found.num_rows == 2
             client.append_all([AppendTo(shop, found, 1, 2)], [grow])
         assert contents(shop, 1) == {("a", 1, "old"): 1, ("b", 2, "new"): 1}
@@ -70,10 +71,13 @@ def test_parts_are_in_write_order_without_consolidation():
 @pytest.mark.parametrize("delegated", [True, False])
 def test_difference_beyond_merge_bytes_is_delegated(delegated):
     class MergeRequests:
+        def merge(self, collection, inputs, staging, *, since):
+            raise AssertionError("a merge was delegated")
+
         def difference(self, collection, minus, plus, staging, *, time):
             asked.append((collection.name, len(minus), len(plus), time))
 
-    asked = []
+    asked: list[tuple[str, int, int, int]] = []
     with opened(Shelf(), merge_bytes=1) as client:
         shop = client.create_or_load("shop", schema=SCHEMA)
         shop.compare_and_append(rows(("a", 1, 0, 1)), 0, 1)
@@ -83,8 +87,10 @@ def test_difference_beyond_merge_bytes_is_delegated(delegated):
             found = client.difference(shop, goal, staging, time=8)
         if delegated:
             assert asked == [("shop", 1, 1, 8)]
+            assert isinstance(found, Staged)
             assert found.batch is None
         else:
+            assert isinstance(found, pa.Table)
             assert found.num_rows == 2
 
 
@@ -108,6 +114,7 @@ def test_parts_and_difference_of_writer_continue_while_since_advances(upper):
                 assert shop.written(pa.table({"k": ["a"]})).num_rows == upper
                 with client.staging() as staging:
                     found = client.difference(shop, None, staging, time=upper)
+                assert isinstance(found, pa.Table)
                 assert sum(found.column("mz_diff").to_pylist()) == -upper - 1
         parts += told
         assert sum(part.num_rows for part in parts) == upper + 1

@@ -174,5 +174,6 @@ def test_put_rows_keeps_times_and_diffs():
     piece = CollectionAppend(1)
     updates = [({"b": 1}, 5, 2), ({}, 3, -1)]
     put_rows(piece, updates, pa.schema([("b", pa.int8())]), collection="x")
+    assert isinstance(piece.updates, pa.Table)
     assert piece.updates.to_pylist() == [{"b": 1, TIME: 5, DIFF: 2}, {"b": None, TIME: 3, DIFF: -1}]
     assert (piece.lower, piece.beyond) == (3, 6)

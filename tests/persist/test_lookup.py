@@ -5,6 +5,7 @@ import struct
 from collections import Counter
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -27,7 +28,7 @@ from penstock.persist import (
 from penstock.persist.state import Stored
 
 NAN = struct.unpack("<d", struct.pack("<Q", 0x7FF8_0000_0000_0001))[0]
-VALUES = {
+VALUES: dict[pa.DataType, list[Any]] = {
     pa.int64(): [0, 1, 2, -3, 2**62],
     pa.int32(): [0, 1, 2, -3, 2**31 - 1],
     pa.uint64(): [0, 1, 2, 2**64 - 1],
@@ -48,7 +49,7 @@ kinds = st.sampled_from(list(VALUES))
 def histories(choose):
     """Draw key types, then batches of updates with occasional compactions between them."""
     types = choose(st.lists(kinds, min_size=1, max_size=3))
-    keys = st.tuples(*(st.sampled_from([*VALUES[kind], None]) for kind in types))
+    keys = st.tuples(*[st.sampled_from([*VALUES[kind], None]) for kind in types])
     update = st.tuples(
         keys, st.sampled_from(["x", "y"]), st.integers(0, 3), st.sampled_from([1, 2, -1])
     )
@@ -96,7 +97,7 @@ def test_lookup_equals_snapshot_restricted_to_keys(history, inline_bytes, since)
         for as_of in {rows.since, (rows.since + upper) // 2, upper - 1}:
             if not rows.since <= as_of < upper:
                 continue
-            expected = Counter()
+            expected: Counter[tuple[str, bytes]] = Counter()
             for row, count in plain(rows.snapshot(as_of).arrow(), names).items():
                 if row[1] in asked:
                     expected[row] = count
@@ -111,7 +112,7 @@ def test_lookup_equals_snapshot_restricted_to_keys(history, inline_bytes, since)
 
 def plain(table, names):
     """Return the multiplicity of each row, identified by its text and key."""
-    found = Counter()
+    found: Counter[tuple[str, bytes]] = Counter()
     for row in table.to_pylist():
         data = {name: value for name, value in row.items() if name not in (TIME, DIFF, *names)}
         found[repr(data), bits(row[name] for name in names)] += row[DIFF]
@@ -236,6 +237,7 @@ def test_lookup_in_damaged_part_raises_corruption(place):
         orders = client.create_or_load("orders", schema=ORDERS, key_columns=["id"])
         orders.compare_and_append([({"id": 1, "item": "x"}, 0, 1)], 0, 1)
         (part,) = orders.state.batches[0].parts
+        assert isinstance(part, Stored)
         data, modified = shelf.objects[part.key]
         at = part.size - part.footer // 2 if place == "footer" else 10
         flipped = bytearray(data)

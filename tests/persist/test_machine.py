@@ -472,7 +472,7 @@ def test_load_of_a_damaged_rollup_names_it(place: Place) -> None:
 def test_load_of_a_rollup_that_is_listed_and_missing_raises_corruption(place: Place) -> None:
     machine = place.machine()
     listed = [*MemoryBlob(Shelf({rollup_key(3): (b"", 0)})).list(ROLLUPS)]
-    blob_of(machine).list = lambda prefix, *, after="": listed if prefix == ROLLUPS else []  # type: ignore[method-assign]
+    blob_of(machine).list = lambda prefix, *, after="": listed if prefix == ROLLUPS else []
     with pytest.raises(Corruption) as caught:
         machine.load()
     assert caught.value.key == rollup_key(3)

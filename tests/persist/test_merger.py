@@ -42,6 +42,17 @@ class Job:
             distinct=distinct(updates, schema.key, since=since),
         )
 
+    def difference(
+        self,
+        collection: CollectionState,
+        minus: Sequence[Batch],
+        plus: Sequence[Batch],
+        staging: str,
+        *,
+        time: int,
+    ) -> Batch | None:
+        raise AssertionError("a comparison was delegated")
+
 
 class FailingJob(Job):
     """Job that writes its object and then fails."""

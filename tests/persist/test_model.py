@@ -34,7 +34,7 @@ from hypothesis.stateful import (
 from msgspec import structs
 from tests.persist.model import Model, ModelCollection, Request, Version
 
-import penstock.persist.machine
+import penstock.persist.state
 import penstock.persist.write
 from penstock.data import DIFF, TIME, stored_schema
 from penstock.durable.memory import MemoryBlob, Shelf
@@ -48,6 +48,7 @@ from penstock.persist import (
     AlreadyFailed,
     AppendTo,
     Begin,
+    Changes,
     Client,
     Closed,
     Collection,
@@ -66,7 +67,7 @@ from penstock.persist import (
     runtime,
 )
 from penstock.persist.gc import Collector
-from penstock.persist.holds import list_holds
+from penstock.persist.holds import LocalClaims, list_holds
 from penstock.persist.machine import Machine
 from penstock.persist.read import Reader
 from penstock.persist.state import OpenStaging, Seal, TakeEpoch, Writer
@@ -351,10 +352,10 @@ class Persist(RuleBasedStateMachine):
     @rule(data=st.data())
     def queue_several(self, data: st.DataObject) -> None:
         """Calls that are committed in one entry, as far as they succeed."""
-        queue = [
+        drawn = [
             self.requests(data, ("write", "seal")) for _ in range(data.draw(st.integers(2, 5)))
         ]
-        queue = [request for request in queue if request is not None]
+        queue = [request for request in drawn if request is not None]
         expected = self.model.append_in_turn([[request] for request in queue])
         with self.client.committer._ready:  # Nothing is taken before all are queued.
             futures = [self.submitted(request) for request in queue]
@@ -434,14 +435,14 @@ class Persist(RuleBasedStateMachine):
     def seal_all(self, by: int, fate: list[Fate]) -> None:
         if not self.model.collections:
             return
-        requests = [
-            Request(name, upper=min(c.upper + by, max(c.upper, LATEST)))
+        new_uppers = {
+            name: min(c.upper + by, max(c.upper, LATEST))
             for name, c in self.model.collections.items()
-        ]
+        }
         self.fates.extend(fate)
         after = self.model.copy()
-        expected = after.append(requests)
-        uppers = {self.collection(request.name): request.upper for request in requests}
+        expected = after.append([Request(name, upper=to) for name, to in new_uppers.items()])
+        uppers = {self.collection(name): upper for name, upper in new_uppers.items()}
         self.tried(lambda: self.client.seal_all(uppers).result(), after, expected)
 
     @precondition(lambda self: self.version_of_rows() < len(GROWTH))
@@ -551,6 +552,7 @@ class Persist(RuleBasedStateMachine):
     @precondition(lambda self: self.held is not None)
     @rule()
     def drop_hold(self) -> None:
+        assert self.held is not None
         self.held.drop()
         self.held = None
 
@@ -558,7 +560,9 @@ class Persist(RuleBasedStateMachine):
         """Return held times: by hold objects, and by listeners of the writer."""
         ids = {c.id: name for name, c in self.named().items()}
         held = [hold.sinces for _, hold in list_holds(self.store()).values()]
-        held.append(self.client._runtime.claims.needs()[0])
+        claims = self.client._runtime.claims
+        assert isinstance(claims, LocalClaims)
+        held.append(claims.needs()[0])
         found: dict[str, int] = {}
         for sinces in held:
             for id, since in sinces.items():
@@ -651,7 +655,7 @@ class Persist(RuleBasedStateMachine):
     def take(self, watch: Watch, collection: ModelCollection) -> None:
         """The next changes: all there are, or all up to the next change of the schema."""
         changes = watch.listener.next_changes(timeout_ms=0)
-        assert changes is not None, "a listener does not progress"
+        assert isinstance(changes, Changes), "a listener does not progress"
         grown = [v.since for v in collection.versions if v.since > watch.frontier]
         errors = [low for low, _ in collection.errors if low > watch.frontier]
         upper = min([collection.upper, *grown, *errors])
@@ -797,7 +801,7 @@ def test_persist_is_its_model():
 
 
 def forgets_seals(patch):
-    real = penstock.persist.machine.apply
+    real = penstock.persist.state.apply
 
     def apply(state, entry):
         kept = tuple(each for each in entry.operations if not isinstance(each, Seal))
@@ -894,7 +898,7 @@ def reads_old_rows_without_defaults(patch):
 def seals_over_a_failed_write(patch):
     real = penstock.persist.write._Gathered
 
-    class Forgetful(set):
+    class Forgetful(set[Any]):
         def update(self, *_failed):
             pass
 
@@ -921,7 +925,7 @@ def listens_across_errors(patch):
 
 
 def says_more_in_another_entry(patch):
-    real = penstock.persist.write.foreseen
+    real = penstock.persist.state.foreseen
     patch.setattr("penstock.persist.write.foreseen", lambda state, _operations: real(state, []))
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.compat import reader
-from tests.persist.shop import SCHEMA, by_hand, opened, rows
+from tests.persist.shop import SCHEMA, by_hand, next_changes, opened, rows
 
 from penstock import persist
 from penstock.durable.memory import Shelf
@@ -128,7 +128,7 @@ def test_listener_of_replaced_collection_raises_collection_replaced_at_the_time(
     ):
         replaced(client, old, 30, texts(("a", "x", 30, 1)))
         for listener in (near, far):
-            changes = listener.next_changes(timeout_ms=0)
+            changes = next_changes(listener)
             assert (changes.lower, changes.upper, len(changes)) == (6, 30, 2)
             with pytest.raises(CollectionReplaced, match="replaced at 30"):
                 listener.next_changes(timeout_ms=0)
@@ -220,8 +220,9 @@ def test_only_frames_with_a_replacement_have_encoding_version_2(client, old):
 def test_replaced_name_contents_as_of_every_retained_time_match_writes(steps):
     with opened(Shelf()) as client:
         client.create_or_load("shop", schema=TEXTS, owner="s")
-        written = {}
-        upper, now = 0, Counter()
+        written: dict[int, Counter[tuple[str, str]]] = {}
+        now: Counter[tuple[str, str]] = Counter()
+        upper = 0
         for number, (step, by) in enumerate(steps):
             current, time = client.collection("shop"), upper + by
             written |= dict.fromkeys(range(upper, time), now)

@@ -24,6 +24,7 @@ from penstock.data import DIFF, TIME
 from penstock.durable.memory import Shelf
 from penstock.errors import UsageError
 from penstock.persist import (
+    Changes,
     Client,
     Collection,
     NotYetComplete,
@@ -93,7 +94,7 @@ class History:
         self,
         actions: list[Action],
         key: tuple[str, ...] = ("k",),
-        settings: dict[str, int] | None = None,
+        settings: dict[str, Any] | None = None,
         fold_bytes: int = 1 << 20,
         job: bool = False,
     ) -> None:
@@ -115,7 +116,7 @@ class History:
         model = ModelCollection([Version(0, tuple(SCHEMA.names))])
         with (
             mock.patch.object(merger, "FOLD_BYTES", self.fold_bytes),
-            mock.patch.object(runtime, "probe"),  # Half the time of a history.
+            mock.patch.object(runtime, "probe_location"),  # Half the time of a history.
             opened(Shelf(), **self.settings) as client,
         ):
             if self.job:
@@ -141,13 +142,16 @@ def act(client: Client, table: Collection, model: ModelCollection, verb: str, *a
         case "discard":
             client.discard_unsealed()
             model.updates = [u for u in model.updates if u[1] < model.upper]
-        case "alter" if len(model.versions) == 1:
-            table.alter(GROWN, defaults={"note": "old"})
-            model.versions.append(Version(model.upper, tuple(GROWN.names), {"note": "old"}))
+        case "alter":
+            if len(model.versions) == 1:
+                table.alter(GROWN, defaults={"note": "old"})
+                model.versions.append(Version(model.upper, tuple(GROWN.names), {"note": "old"}))
         case "compact":
             client.compact()
         case "upkeep":
             client.run_maintenance()
+        case _:
+            raise AssertionError(verb)
 
 
 def make_update(
@@ -236,6 +240,7 @@ def check_changes(history: History) -> None:
                 assert found == model.changes(lower, upper, columns), (lower, upper)
             with table.listen(lower - 1) as listener:
                 while (given := listener.next_changes(timeout_ms=0)) is not None:
+                    assert isinstance(given, Changes)
                     columns = model.columns_as_of(given.upper - 1)
                     expected = model.changes(given.lower, given.upper, columns)
                     assert given_by(given) == expected, (given.lower, given.upper)

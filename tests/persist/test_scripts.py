@@ -278,7 +278,8 @@ def describe(outcome: Any) -> str:
             return f"mismatch {name} upper={describe_time(current)}"
         case Allowed(since=since):
             return f"allowed since={describe_time(since)}"
-    raise AssertionError(outcome)
+        case _:
+            raise AssertionError(outcome)
 
 
 def lines(read: Any) -> str:

@@ -19,10 +19,12 @@ from tests.persist.shop import SCHEMA, by_hand
 from penstock import persist
 from penstock.durable import open_blob
 from penstock.errors import UsageError
+from penstock.ingest.scan_task import Scanned
 from penstock.ingest.snapshot_loader import SnapshotLoader
 from penstock.persist.append.shared_storage_check import marker_placed, place_marker
 from penstock.persist.append.task import Share, Written, gathered
 from penstock.persist.checksum_walk import verify
+from penstock.persist.merge.merger import BigMerges
 from penstock.persist.scan import task
 
 
@@ -172,8 +174,14 @@ class Rows:
 
 def test_initial_snapshot_by_remote_tasks_is_rejected_and_local_one_accepted(hosts, client):
     class LocalTasks:
-        def read(self, share, splits, _watch) -> list[Written]:
+        def read(self, share, splits, watch) -> list[Written]:
             return [share.write(split.read()) for split in splits]
+
+        def scan(self, task, watch) -> list[Scanned]:
+            raise AssertionError("a scan was delegated")
+
+        def merges(self, url) -> BigMerges:
+            raise AssertionError("a merge was delegated")
 
     class RemoteTasks(LocalTasks):
         def read(self, share, splits, watch) -> list[Written]:

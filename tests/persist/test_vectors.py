@@ -6,6 +6,7 @@ all times, is END here.
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from penstock.persist import (
     Appended,
     AppendTo,
     Closed,
+    Collection,
     SinceError,
     UpperMismatch,
 )
@@ -107,6 +109,8 @@ def obeyed(collection: Any, op: dict[str, Any]) -> Any:
             return "ok"
         case UpperMismatch(current=current):
             return {"upper_mismatch": current}
+        case outcome:
+            raise AssertionError(outcome)
 
 
 def test_every_case_of_families_p_and_s_is_spoken_of():
@@ -199,7 +203,7 @@ def test_p18_a_client_that_is_forgotten_gives_the_lock_back(shelf):
 
 @pytest.mark.parametrize("happened", [True, False])
 def test_p19_a_pending_write_errors_and_the_state_is_what_is_durable(shelf, happened):
-    fates = iter(())
+    fates: Iterator[Fate] = iter(())
     client = opened(
         shelf,
         patience_ms=0,
@@ -414,7 +418,8 @@ def test_s26_empty_intervals_make_no_batches_and_no_merges(client, collection):
 
 
 def test_s29_a_commit_at_a_closed_time_tells_the_earliest_usable_one(client):
-    made, results = {}, []
+    made: dict[str, Collection] = {}
+    results: list[Any] = []
     now = 0
 
     def commit(time, writes):

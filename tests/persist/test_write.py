@@ -29,7 +29,7 @@ class Refusing:
 
     def __init__(self, inner):
         self._inner = inner
-        self.refused = ()
+        self.refused: tuple[str, ...] = ()
         self.error = StoreRefused("disk is full")
         self.name = inner.name
         self.get, self.settle, self.close = inner.get, inner.settle, inner.close
@@ -223,7 +223,9 @@ def test_write_is_acknowledged_when_since_cannot_advance(shelf):
 
 
 @pytest.mark.parametrize("happened", [True, False])
-def test_write_beyond_patience_is_indeterminate_and_reopen_shows_outcome(shelf, happened):
+def test_write_beyond_patience_is_indeterminate_and_reopen_shows_outcome(
+    shelf, happened, monkeypatch
+):
     held = []
 
     def wrap(blob):
@@ -240,7 +242,7 @@ def test_write_beyond_patience_is_indeterminate_and_reopen_shows_outcome(shelf, 
             create(key, data)
         raise IndeterminateError("no answer")
 
-    blob.create = silent
+    monkeypatch.setattr(blob, "create", silent)
     with gate(client):
         first, second = collection.write([pair("a")]), collection.seal(1)
     for future in (first, second):

@@ -8,18 +8,24 @@ from penstock.data.remap_form import POSTGRES
 from penstock.errors import UsageError
 from penstock.sources import registry
 from penstock.sources.registry import SourceKind, remap_form, source_kind, source_kinds
+from penstock.sources.source import Source
+
+
+def reject_build(*_: object) -> Source:
+    raise AssertionError("a source was built")
+
 
 FOLDER = SourceKind(
     name="folder",
     summary="A folder.",
-    build=lambda *_: None,
-    remap_forms={},  # type: ignore[arg-type,return-value]
+    build=reject_build,
+    remap_forms={},
 )
 OTHER_KAFKA = SourceKind(
     name="kafka",
     summary="Kafka.",
-    build=lambda *_: None,
-    remap_forms={},  # type: ignore[arg-type,return-value]
+    build=reject_build,
+    remap_forms={},
 )
 NO_KIND = "a text"
 

@@ -201,18 +201,18 @@ class Client:
         self,
         name: str,
         *,
-        key: Codec | None = None,
-        value: Codec | None = None,
+        key: Codec | str | None = None,
+        value: Codec | str | None = None,
         schema: pa.Schema | None = None,
         key_columns: Sequence[str] = (),
         owner: str = "",
     ) -> "Collection":
         """Return the collection with this name; create it if it does not exist.
 
-        Pass codecs for `key` and `value`, or a `schema` for rows together with the key
-        columns. An existing collection must have the same. A codec may be newer than the
-        stored version. `owner` names the only writer of a new collection, such as a source;
-        a user collection has no owner.
+        Pass codecs for `key` and `value`, or names of built-in codecs, or a `schema` for rows
+        together with the key columns. An existing collection must have the same. A codec may
+        be newer than the stored version. `owner` names the only writer of a new collection,
+        such as a source; a user collection has no owner.
         """
         check_name(name, owner)
         key, value = codec_of(key), codec_of(value)

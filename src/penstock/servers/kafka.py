@@ -31,7 +31,10 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
+    AdminClient,
+    OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]
+)
 from confluent_kafka.admin._topic import TopicDescription
 from confluent_kafka.cimpl import NewPartitions, NewTopic
 

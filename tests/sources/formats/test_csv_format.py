@@ -3,6 +3,7 @@
 import csv
 import io
 from decimal import Decimal
+from typing import Literal
 
 import pytest
 from hypothesis import given
@@ -103,7 +104,7 @@ fields = st.text(st.characters(codec="utf-8"))
     st.sampled_from([csv.QUOTE_ALL, csv.QUOTE_MINIMAL, csv.QUOTE_NONNUMERIC]),
 )
 def test_csv_records_written_by_python_csv_round_trip(
-    rows: list[tuple[str, str]], delimiter: str, quoting: int
+    rows: list[tuple[str, str]], delimiter: str, quoting: Literal[0, 1, 2]
 ):
     records = []
     for row in rows:

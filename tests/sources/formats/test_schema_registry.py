@@ -25,7 +25,7 @@ def server() -> Iterator[Answers]:
 
 
 def test_registry_test_server_is_compatible_with_confluent_client(server: Answers):
-    reference = {"name": "a.B", "subject": "b", "version": 2}
+    reference: dict[str, Any] = {"name": "a.B", "subject": "b", "version": 2}
     server.schemas[7] = {"schema": '"string"', "references": [reference]}
     server.subjects["shop%20orders", "latest"] = {
         "subject": "shop orders", "version": 3, "id": 9, "schema": "{}", "schemaType": "PROTOBUF",
@@ -61,7 +61,7 @@ def test_registry_requests_latest_version_each_time(server: Answers):
     registry = Registry(server.url + "/")
     for _ in range(2):
         found = registry.latest("shop orders/value")
-    assert (found.id, found.schema, found.kind) == (9, "{}", "PROTOBUF")
+        assert (found.id, found.schema, found.kind) == (9, "{}", "PROTOBUF")
     assert len(server.asked) == 2
 
 

@@ -185,6 +185,14 @@ class Lake:
         )
         self.source.open(self._memory, self._loader, self.bound)
 
+    def drop_removed(self) -> None:
+        """Drop the collections of topics that the configuration no longer names."""
+
+        def destroy(names: Sequence[str]) -> None:
+            self.client.destroy(*names)
+
+        self.source.drop_removed(self._memory, destroy)
+
     def close(self) -> None:
         """Stop the source and close the storage location."""
         self._pool.shutdown()

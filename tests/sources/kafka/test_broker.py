@@ -238,7 +238,7 @@ def test_killed_leader_is_replaced_by_another_node() -> None:
 
         def moved() -> bool:
             now = broker.describe_topic("orders").partitions[0].leader
-            return now is not None and now.id != leader.id
+            return bool(now) and now.id != leader.id  # None while there is no leader.
 
         wait_until(moved, "another leader")
         produce(producer, "orders", ["after"])

@@ -72,9 +72,10 @@ class RecordingRun(TopicRun):
         self.ticks = 0
         super().__init__(broker, topic, **options)
 
-    def tick(self) -> dict[int, tuple[int, int]]:
+    def tick(self, meanwhile: Callable[[], object] = lambda: None) -> dict[int, tuple[int, int]]:
         self.ticks += 1
         tick = Reading(self.broker, self.topic, self.ticks)
+        meanwhile()
         before = self.bound or Frontier()
         bound = self.source.read_into(tick, patiently(self.source.probe).frontier)  # type: ignore[arg-type]
         assert bound is not None

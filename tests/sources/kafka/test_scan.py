@@ -16,11 +16,13 @@ from penstock.data import DIFF
 from penstock.errors import DefiniteError, UsageError
 from penstock.sources.debezium.dedup import (
     Marks,
+    find_duplicates,
     marks_from_json,
     marks_to_json,
     raise_marks,
 )
 from penstock.sources.debezium.envelope import DebeziumJson
+from penstock.sources.debezium.last_by_key import last_by_key
 from penstock.sources.formats import JsonFormat, TextFormat
 from penstock.sources.kafka import topic_scan
 from penstock.sources.kafka.output_schema import DATA, ERRORS, OutputSchema
@@ -137,7 +139,7 @@ def test_all_kafka_vectors_are_covered() -> None:
 def test_envelope_none_reads_missing_key_as_null_and_rejects_missing_value() -> None:
     """Vector K03."""
     store, case = Store(NONE), CASES["K03"]
-    sent = [Sent(*each, offset=at) for at, each in enumerate(case["given"]["msgs"])]
+    sent = [Sent(*each)._replace(offset=at) for at, each in enumerate(case["given"]["msgs"])]
     store.scan(sent[:3])
     wanted = case["expect"]["rows_after_3"]
     assert sorted(([key, value] for key, value, *_ in store.rows), key=str) == wanted
@@ -152,7 +154,7 @@ def test_upsert_record_without_key_is_dead_lettered() -> None:
     """Vector K02, except for the retraction of the error: dead-lettered records are rows."""
     store = Store(UPSERT)
     msgs = CASES["K02"]["given"]["msgs"]
-    store.scan([Sent(*each, offset=at) for at, each in enumerate(msgs)])
+    store.scan([Sent(*each)._replace(offset=at) for at, each in enumerate(msgs)])
     assert not store.rows
     (error,) = store.errors
     assert "it has no key" in error["reason"]
@@ -242,7 +244,7 @@ def test_upsert_ticks_equal_dictionary_of_last_values(
 def test_planted_bug_of_keeping_first_record_of_key_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    last = topic_scan.last_by_key
+    last = last_by_key
     monkeypatch.setattr(
         topic_scan,
         "last_by_key",
@@ -359,7 +361,7 @@ def test_debezium_resent_events_never_bring_back_an_earlier_state(data: st.DataO
 
 
 def test_planted_bug_of_applying_duplicate_events_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = topic_scan.find_duplicates
+    real = find_duplicates
 
     def none_of_them(*given: Any) -> Any:
         again, marked = real(*given)

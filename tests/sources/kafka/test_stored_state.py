@@ -63,7 +63,7 @@ SEVERAL_TICK = {
     "transactions": TX,
     "aside": {"upto": -1},
 }
-FORMS = {
+FORMS: dict[str, tuple[Any, ...]] = {
     "one topic": (
         {"topic": A},
         "kafka",

@@ -213,15 +213,13 @@ def test_planted_bug_of_cached_topic_metadata_is_found(
 ) -> None:
     asked = Cluster.topic
     known: dict[str, Any] = {}
-    monkeypatch.setattr(
-        Cluster,
-        "topic",
-        lambda self, **how: (
-            known.setdefault("topic", None)
-            or known.update(topic=asked(self, **how))
-            or known["topic"]
-        ),
-    )
+
+    def topic_as_first_seen(self: Cluster, **how: Any) -> Any:
+        if "topic" not in known:
+            known["topic"] = asked(self, **how)
+        return known["topic"]
+
+    monkeypatch.setattr(Cluster, "topic", topic_as_first_seen)
     with pytest.raises(AssertionError):
         test_a_partition_that_is_added_is_seen_by_the_next_probe(kafka, topic)
 
@@ -479,7 +477,9 @@ def test_failed_group_commit_is_logged_and_made_after_restart(
     run = TopicRun(kafka, topic, group=f"{topic}-taken")
     member = Consumer(kafka.client(group__id=f"{topic}-taken"))
     member.subscribe([topic])
-    wait_until(lambda: member.poll(0.1) is not None or member.assignment(), "a member to join")
+    wait_until(
+        lambda: member.poll(0.1) is not None or bool(member.assignment()), "a member to join"
+    )
     run.send(1)
     assert run.tick() == {0: (0, 1)}
     run.source.close()

@@ -51,11 +51,11 @@ def expected_rows(made: Connector, below: dict[str, int]) -> dict[str, dict[int,
     for sent in made.sent:
         if any(offset > below.get(where, 0) for where, offset in sent.needs.items()):
             break
-        for topic, id, n in sent.changes:
-            if n is None:
+        for topic, id, changed in sent.changes:
+            if changed is None:
                 found[topic].pop(id, None)
             else:
-                found[topic][id] = n
+                found[topic][id] = changed
     return found
 
 
@@ -356,7 +356,7 @@ def test_recreated_topic_added_again_with_fewer_records_raises_definite_error(
     both = lake.config
     lake.config = replace(both, topics={A: None})
     lake.open()
-    lake.source.drop_removed(lake._memory, lambda names: lake.client.destroy(*names))
+    lake.drop_removed()
     lake.tick()
     lake.close()
     lake.config = both
@@ -399,7 +399,7 @@ def test_dropped_topic_added_again_is_read_from_start(made: Connector) -> None:
         lake.close()
         lake.config = replace(both, topics=topics)
         lake.open()
-        lake.source.drop_removed(lake._memory, lambda names: lake.client.destroy(*names))
+        lake.drop_removed()
         lake.tick()
     assert lake.contents()[B] == {1: 1, 3: 3, 5: 5}
     lake.close()

@@ -64,13 +64,19 @@ def test_catalog_describes_columns_types_and_missing_values(sql: Connection) -> 
     assert table.column("id").type.name == "bigint"
     assert not table.column("id").nullable
     moods = table.column("moods").type
+    assert moods.element is not None
     assert (moods.name, moods.category, moods.element.kind) == ("s.mood[]", "A", "e")
     cost = table.column("cost").type
-    assert (cost.name, cost.kind, cost.base.name) == ("s.cost", "d", "s.price")
-    assert cost.base.base.name == "numeric"
-    assert cost.base.typmod == ((10 << 16) | 2) + 4
+    price = cost.base
+    assert price is not None
+    assert (cost.name, cost.kind, price.name) == ("s.cost", "d", "s.price")
+    assert price.base is not None
+    assert price.base.name == "numeric"
+    assert price.typmod == ((10 << 16) | 2) + 4
     assert table.column("costs").type.element == cost
-    assert table.column("pairs").type.element.kind == "c"
+    pairs = table.column("pairs").type
+    assert pairs.element is not None
+    assert pairs.element.kind == "c"
     grid = table.column("grid")
     assert (grid.type.name, grid.typmod, grid.dimensions) == ("numeric[]", 5 * 65536 + 5, 2)
     # These have elements in the catalog and are not arrays.

@@ -264,7 +264,7 @@ def test_change_of_untracked_table_needs_no_action() -> None:
 
 def test_most_severe_action_of_each_table_is_taken_in_oid_order() -> None:
     second = replace(table(), oid=OTHER)
-    changes = [
+    changes: list[Change] = [
         TableDropped(OTHER, POSTS),
         KeyChanged(OID, POSTS, None, ("id",)),
         Republished(OTHER, POSTS),

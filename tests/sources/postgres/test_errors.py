@@ -1,15 +1,16 @@
 """Errors of a Postgres source: each has a hint and can be pickled."""
 
 import pickle
+from typing import Any
 
 import pytest
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, Problem
 from penstock.sources.postgres import errors
 from penstock.sources.postgres.lsn import Lsn
 from penstock.sources.postgres.names import TableName
 
-OF = {"location": "file:./data", "source": "shop"}
+OF: dict[str, Any] = {"location": "file:./data", "source": "shop"}
 AT = Lsn.parse("16/B374D848")
 ORDERS = TableName("public", "Orders")
 ALL = [
@@ -24,7 +25,7 @@ ALL = [
     errors.TableMissing(**OF, table=ORDERS, publication="p", dropped=False),
     errors.SchemaChanged(**OF, table=ORDERS, reason="a column was dropped"),
     errors.OtherHistory(**OF, reason="The system identifier is 7, and was 8."),
-    errors.NotReady(where="db", problems=[errors.Problem("a", hint="Run: A;")]),
+    errors.NotReady(where="db", problems=[Problem("a", hint="Run: A;")]),
 ]
 
 

@@ -1,6 +1,7 @@
 """Resolution of row messages into deletes and inserts, compared with a model of the table."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +24,8 @@ SCHEMA = pa.schema([("a", pa.int32()), ("b", pa.string()), ("n", pa.int64()), ("
 KEY = ["a", "b"]
 
 Row = tuple[int, str, int | None, str | None]
+NewRow = tuple[int, str | None, int | None, str | None]  # A large key may be omitted.
+Message = tuple[str, bool, Row | None, NewRow | None, bool]
 
 
 @dataclass
@@ -52,7 +55,7 @@ class Table:
         self.messages.append(("U", self.full, told, sent, keeps_big))
 
 
-def changes_of(messages: list[tuple[str, bool, Row | None, Row | None, bool]]) -> Changes:
+def changes_of(messages: Sequence[Message]) -> Changes:
     old = [each[2] for each in messages if each[2] is not None]
     new = [each[3] for each in messages if each[3] is not None]
     left_out = [each[4] for each in messages if each[3] is not None]
@@ -72,8 +75,8 @@ def numbered(is_present: list[bool]) -> np.ndarray:
     return np.where(np.array(is_present, np.bool_), counts, -1).astype(np.int64)
 
 
-def table_of(rows: list[Row]) -> pa.Table:
-    columns = list(zip(*rows, strict=True)) or [[]] * 4
+def table_of(rows: Sequence[NewRow]) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) or [()] * 4
     return pa.table([pa.array(c, f.type) for c, f in zip(columns, SCHEMA, strict=True)], SCHEMA)
 
 
@@ -81,7 +84,7 @@ def rows_of(table: pa.Table) -> Counter[Row]:
     return Counter(zip(*(column.to_pylist() for column in table.columns), strict=True))
 
 
-def lookup_in(stored: dict[tuple[int, str], Row]):
+def lookup_in(stored: Mapping[tuple[int, str], Row]):
     def lookup(keys: pa.Table) -> pa.Table:
         asked = list(zip(*(column.to_pylist() for column in keys.columns), strict=True))
         assert len(asked) == len(set(asked)), "each key is looked up once"
@@ -90,7 +93,7 @@ def lookup_in(stored: dict[tuple[int, str], Row]):
     return lookup
 
 
-def after(stored: dict[tuple[int, str], Row], resolved: Resolved) -> Counter[Row]:
+def after(stored: Mapping[tuple[int, str], Row], resolved: Resolved) -> Counter[Row]:
     contents = Counter(stored.values())
     contents.subtract(rows_of(resolved.deletes))
     contents.update(rows_of(resolved.inserts))

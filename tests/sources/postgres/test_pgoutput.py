@@ -113,7 +113,9 @@ def streams(pick: st.DrawFn) -> tuple[bytes, list[Row], list[tuple[int, object]]
     """Draw bytes, their rows, and the marks with the index of the row after them."""
     kind = pick(formats)
     tuple_values = st.lists(values(kind), max_size=5)
-    data, rows, marks = b"", [], []
+    data = b""
+    rows: list[Row] = []
+    marks: list[tuple[int, object]] = []
     lsn = 0
     for xid in range(pick(st.integers(0, 6))):
         lsn += pick(st.integers(1, 2**40))
@@ -203,6 +205,7 @@ def test_decoder_keepalive_sets_wal_end_and_reply_request() -> None:
     (chunk,) = decoded([data], 1 << 16)
     assert (chunk.row_count, chunk.wal_end, chunk.reply_requested) == (0, 70, True)
     decoder = Decoder()
+    taken = None
     for data_part in (data, wire.keepalive(60)):
         decoder.space()[: len(data_part)] = data_part
         decoder.filled(len(data_part))

@@ -78,7 +78,7 @@ def test_checks_pass_for_role_that_may_read_and_replicate(any_database: Database
             assert sql.query("SELECT id FROM ONLY public.t") == []
 
 
-CASES = {
+CASES: dict[str, tuple[str, list[Any], str]] = {
     "no REPLICATION": (
         f"ALTER ROLE {READER} NOREPLICATION",
         ["public.t"],

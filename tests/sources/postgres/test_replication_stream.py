@@ -1,5 +1,6 @@
 import threading
 from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import psycopg
@@ -22,18 +23,19 @@ from tests.fix_postgres import TlsServer
 
 Where = str | Mapping[str, str]
 NOTHING = Lsn(0)
+M = TypeVar("M", Relation, Truncate, TypeName)
 
 
 class Tap:
     """A database with a publication of all tables and a slot, and its stream."""
 
-    def __init__(self, database: Database, where: Where, **options: object) -> None:
+    def __init__(self, database: Database, where: Where, **options: Any) -> None:
         self.database, self.where, self.options = database, where, options
         database.sql("CREATE PUBLICATION p FOR ALL TABLES")
         self.slot = f"slot_{database.name}"
         database.sql("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [self.slot])
 
-    def open(self, start: Lsn = NOTHING, **options: object) -> ReplicationStream:
+    def open(self, start: Lsn = NOTHING, **options: Any) -> ReplicationStream:
         """A stream. The slot is free only when the server has noticed that the last one ended."""
         while True:
             connection = connect(self.where, replication=True)
@@ -95,14 +97,16 @@ def read_until_error(
 ) -> tuple[list[Chunk], SourceError]:
     """Return the chunks before the error of the stream, and the error."""
     chunks: list[Chunk] = []
-    try:
-        while True:
-            if (chunk := stream.read(timeout_s=0.5)) is not None:
+    failed: SourceError | None = None
+    while failed is None:
+        try:
+            chunk = stream.read(timeout_s=0.5)
+            if chunk is not None:
                 chunks.append(chunk)
                 if answer and chunk.reply_requested:
                     stream.confirm(Lsn(chunk.wal_end))
-    except SourceError as error:
-        failed = error
+        except SourceError as error:
+            failed = error
     with pytest.raises(type(failed)):
         stream.read(timeout_s=0)
     return chunks, failed
@@ -138,7 +142,7 @@ def changes(chunks: list[Chunk]) -> list[tuple[str, str, str, list[object], list
     return rows
 
 
-def marks(chunks: list[Chunk], kind: type) -> list[object]:
+def marks(chunks: list[Chunk], kind: type[M]) -> list[M]:
     return [mark for chunk in chunks for _, mark in chunk.marks if isinstance(mark, kind)]
 
 

@@ -28,7 +28,7 @@ from confluent_kafka import (
 )
 
 # These names are public, but the package does not export them to type checkers.
-from confluent_kafka.admin import (  # type: ignore[attr-defined]
+from confluent_kafka.admin import (
     AdminClient,
     ConfigResource,  # pyright: ignore[reportPrivateImportUsage]
     OffsetSpec,  # pyright: ignore[reportPrivateImportUsage]

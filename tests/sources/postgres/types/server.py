@@ -15,11 +15,12 @@ __all__ = ["column_of", "copied", "printed", "types_in"]
 
 def types_in(connection: Connection, relation: str) -> dict[str, PgColumn]:
     """The columns of a table."""
-    rows = connection.query(
+    found = connection.query(
         "SELECT attname, attnum, atttypid, atttypmod, attndims FROM pg_attribute "
         "WHERE attrelid = $1::regclass AND attnum > 0 AND NOT attisdropped",
         [relation],
     )
+    rows = [[value or "" for value in row] for row in found]  # No column is nullable.
     types = read_types(connection, {int(row[2]) for row in rows})
     return {
         name: PgColumn(name, int(number), types[int(oid)], int(typmod), int(dimensions))

@@ -196,7 +196,8 @@ def test_binary_numeric_is_rejected_or_read_exactly(number, shifted, shape):
     column_type = ColumnType("c", pa.decimal128(precision, scale), "numeric", binary=True)
     number %= 10 ** (precision + 2)
     exponent = -4 * ((scale + 3) // 4) + 4 * shifted
-    groups, rest = [], number
+    groups: list[int] = []
+    rest = number
     while rest:
         rest, group = divmod(rest, 10_000)
         groups.insert(0, group)
