@@ -5,7 +5,7 @@ import pytest
 from penstock.errors import Corruption, StoreRefused
 from penstock.persist.encoding import (
     ENCODING_VERSIONS,
-    Kind,
+    FrameKind,
     checksum,
     decode_entry,
     decode_frame,
@@ -20,20 +20,20 @@ from penstock.persist.state import Entry, OpenStaging, State, TakeEpoch, Writer
 TAKES = TakeEpoch(Writer("w", "h", 1), "l"), OpenStaging("1-0")
 ENTRY = encode_entry(Entry(location="l", epoch=1, token="t", at_ms=5, operations=TAKES))
 ROLLUP = encode_rollup(State(seqno=3, location="l", epoch=2))
-HOLD = encode_frame(Kind.HOLD, Hold("r1", "me", 1, 9, 4, {1: 2}, 0, 0))
+HOLD = encode_frame(FrameKind.HOLD, Hold("r1", "me", 1, 9, 4, {1: 2}, 0, 0))
 
 
-def decode(kind: Kind, data: bytes) -> object:
+def decode(kind: FrameKind, data: bytes) -> object:
     match kind:
-        case Kind.ENTRY:
+        case FrameKind.ENTRY:
             return decode_entry(data, key="log/7", where="here")
-        case Kind.ROLLUP:
+        case FrameKind.ROLLUP:
             return decode_rollup(data, key="rollup/7", where="here")
-        case Kind.HOLD:
-            return decode_frame(data, Kind.HOLD, Hold, key="hold/7", where="here")
+        case FrameKind.HOLD:
+            return decode_frame(data, FrameKind.HOLD, Hold, key="hold/7", where="here")
 
 
-FRAMES = [(Kind.ENTRY, ENTRY), (Kind.ROLLUP, ROLLUP), (Kind.HOLD, HOLD)]
+FRAMES = [(FrameKind.ENTRY, ENTRY), (FrameKind.ROLLUP, ROLLUP), (FrameKind.HOLD, HOLD)]
 
 
 @pytest.mark.parametrize(("kind", "frame"), FRAMES)
@@ -62,15 +62,15 @@ def test_decode_of_other_encoding_version_raises_store_refused(version):
     frame[5] = version
     frame[-8:] = checksum(bytes(frame[:-8])).to_bytes(8, "little")
     with pytest.raises(StoreRefused, match=f'"log/7".*encoding version {version}'):
-        decode(Kind.ENTRY, bytes(frame))
+        decode(FrameKind.ENTRY, bytes(frame))
 
 
 def test_decode_of_frame_of_other_kind_raises_corruption():
     with pytest.raises(Corruption) as found:
-        decode(Kind.ROLLUP, ENTRY)
+        decode(FrameKind.ROLLUP, ENTRY)
     assert "kind" in found.value.detail
 
 
 def test_decode_of_frame_with_malformed_body_raises_corruption():
     with pytest.raises(Corruption):
-        decode(Kind.ENTRY, encode_frame(Kind.ENTRY, {"epoch": "one"}))
+        decode(FrameKind.ENTRY, encode_frame(FrameKind.ENTRY, {"epoch": "one"}))

@@ -25,7 +25,7 @@ from penstock.persist import (
 from penstock.persist.encoding import decode_rollup, encode_entry, encode_rollup
 from penstock.persist.lake import find_generation
 from penstock.persist.state import Entry
-from penstock.persist.state import Replace as ReplaceOperation
+from penstock.persist.state import ReplaceCollection as ReplaceOperation
 
 TEXTS = pa.schema([("k", pa.string()), ("n", pa.string())])
 CHANGED = StoredError("SchemaChanged", "column n is text now", "", "Resync it.")

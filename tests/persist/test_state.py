@@ -16,7 +16,7 @@ from penstock.persist.state import (
     Allow,
     Alter,
     Batch,
-    Begin,
+    BeginHistory,
     CloseStaging,
     CollectionState,
     Create,
@@ -25,18 +25,18 @@ from penstock.persist.state import (
     Entry,
     ErrorSpan,
     ExpireHold,
-    Fail,
+    FailCollection,
     Forget,
     ForgetHold,
     Inline,
     Intend,
     Link,
-    Merge,
+    MergeBatches,
     OpenStaging,
     Operation,
-    Recover,
+    RecoverCollection,
     Release,
-    Replace,
+    ReplaceCollection,
     RolledUp,
     SchemaVersion,
     Seal,
@@ -139,7 +139,7 @@ def test_what_lies_under_a_closed_staging_id_cannot_be_linked(how):
     assert "is closed" in reason(state, both)
     assert voided(state, both)
     linked = folded(TAKEN, MADE, entry(1, Link(1, (inline(),))))
-    merge = entry(1, Merge(1, (2,), stored("1-7")))
+    merge = entry(1, MergeBatches(1, (2,), stored("1-7")))
     assert voided(linked, merge)
 
 
@@ -169,12 +169,12 @@ def test_a_merge_stands_where_its_first_input_stood_and_unlinks_them():
         TAKEN,
         MADE,
         entry(1, Link(1, (inline(), stored(), inline(), inline())), Seal(1, 4)),
-        entry(1, Merge(1, (3, 4), inline(2, 3))),
+        entry(1, MergeBatches(1, (3, 4), inline(2, 3))),
     )
     assert [b.id for b in state.collections[1].batches] == [2, 6, 5]
     assert state.garbage["batch/1-0/a.parquet"] == 3
     with pytest.raises(InternalError, match="lacks"):
-        apply(state, entry(1, Merge(1, (3,), None)))
+        apply(state, entry(1, MergeBatches(1, (3,), None)))
 
 
 def test_since_never_goes_back_and_ids_are_never_used_again():
@@ -269,26 +269,30 @@ def test_seal_moves_upper_and_allow_raises_allowed():
 
 def test_begin_sets_the_first_time_and_never_lowers_what_is_allowed():
     state = folded(TAKEN, MADE)
-    assert changed(state, Begin(1, 6), begins=6, since=6, allowed=6)
+    assert changed(state, BeginHistory(1, 6), begins=6, since=6, allowed=6)
     allowed = apply(state, entry(1, Allow(1, 9)))
-    assert changed(allowed, Begin(1, 6), begins=6, since=6, allowed=9)
+    assert changed(allowed, BeginHistory(1, 6), begins=6, since=6, allowed=9)
 
 
 def test_recover_ends_the_last_error_and_drops_one_that_never_was():
     first = ErrorSpan(3, FAILED, 5)
-    state = folded(TAKEN, MADE, entry(1, Fail(1, 3, FAILED)), entry(1, Recover(1, 5)))
+    state = folded(
+        TAKEN, MADE, entry(1, FailCollection(1, 3, FAILED)), entry(1, RecoverCollection(1, 5))
+    )
     assert state.collections[1].errors == (first,)
-    assert changed(state, Fail(1, 7, FAILED), errors=(first, ErrorSpan(7, FAILED)))
-    assert changed(state, Fail(1, 7, FAILED), Recover(1, 7), errors=(first,))
+    assert changed(state, FailCollection(1, 7, FAILED), errors=(first, ErrorSpan(7, FAILED)))
+    assert changed(state, FailCollection(1, 7, FAILED), RecoverCollection(1, 7), errors=(first,))
     lasting = (first, ErrorSpan(7, FAILED, 8))
-    assert changed(state, Fail(1, 7, FAILED), Recover(1, 8), errors=lasting)
+    assert changed(state, FailCollection(1, 7, FAILED), RecoverCollection(1, 8), errors=lasting)
 
 
 def test_settle_drops_error_spans_that_no_read_can_meet():
     state = folded(
         TAKEN,
         MADE,
-        entry(1, Fail(1, 3, FAILED), Recover(1, 5), Fail(1, 7, FAILED)),
+        entry(
+            1, FailCollection(1, 3, FAILED), RecoverCollection(1, 5), FailCollection(1, 7, FAILED)
+        ),
         entry(1, Intend({1: 5}, 2)),
     )
     lasting = ErrorSpan(7, FAILED)
@@ -315,8 +319,8 @@ def replaced():
     return folded(
         TAKEN,
         entry(1, Create("c", SCHEMA), Create("c/2", SCHEMA), Create("c/3", SCHEMA)),
-        entry(1, Seal(1, 4), Begin(2, 7), Replace(1, 2, 7)),
-        entry(1, Seal(2, 8), Begin(3, 9), Replace(2, 3, 9)),
+        entry(1, Seal(1, 4), BeginHistory(2, 7), ReplaceCollection(1, 2, 7)),
+        entry(1, Seal(2, 8), BeginHistory(3, 9), ReplaceCollection(2, 3, 9)),
     )
 
 
@@ -371,17 +375,17 @@ def test_discard_keeps_batches_up_to_upper_and_cuts_the_one_that_crosses_it():
 
 def test_merge_into_nothing_takes_no_id_and_keeps_the_order():
     state = folded(TAKEN, MADE, entry(1, Link(1, (inline(), inline(), inline(), inline()))))
-    after = apply(state, entry(1, Merge(1, (3, 4), None)))
+    after = apply(state, entry(1, MergeBatches(1, (3, 4), None)))
     assert [b.id for b in after.collections[1].batches] == [2, 5]
     assert after.next_id == state.next_id
-    after = apply(state, entry(1, Merge(1, (2, 5), inline(7, 8))))
+    after = apply(state, entry(1, MergeBatches(1, (2, 5), inline(7, 8))))
     assert [(b.id, b.lower) for b in after.collections[1].batches] == [(6, 7), (3, 0), (4, 0)]
     assert after.next_id == state.next_id + 1
 
 
 def test_merge_output_needs_an_open_staging_id():
     state = folded(TAKEN, MADE, entry(1, Link(1, (inline(),))))
-    after = apply(state, entry(1, Merge(1, (2,), stored())))
+    after = apply(state, entry(1, MergeBatches(1, (2,), stored())))
     assert after.linked() == {"batch/1-0/a.parquet"}
     assert after.collections[1].batches[0].id == 3
 
@@ -458,7 +462,7 @@ def some_log(rng: random.Random, length: int) -> list[Entry]:
                 (OpenStaging(f"{epoch}-{number}"),),
                 (Forget(tuple(state.garbage)[:2]),),
                 (Destroy(id),),
-                *([(Merge(id, tuple(some), rng.choice([None, inline()])),)] if some else []),
+                *([(MergeBatches(id, tuple(some), rng.choice([None, inline()])),)] if some else []),
                 *([(ForgetHold(min(state.expired)),)] if state.expired else []),
             ]
         made = entry(epoch, *rng.choice(choices), token=f"{number}")

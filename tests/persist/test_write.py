@@ -21,7 +21,7 @@ from penstock.persist import (
     UpperMismatch,
 )
 from penstock.persist.collection import collection_append
-from penstock.persist.write import Append, Committer, Control
+from penstock.persist.write import AppendCall, Committer, Control
 
 
 class Refusing:
@@ -266,7 +266,7 @@ def test_rows_queued_before_alter_keep_their_schema_version(shelf):
         table = client.create_or_load("rows", schema=SCHEMA)
         append = collection_append(table, rows(("a", 1, 1, 1)))
         table.alter(SCHEMA.append(pa.field("m", pa.int64())))
-        client.committer.submit(Append([append])).result()
+        client.committer.submit(AppendCall([append])).result()
         table.seal(2).result()
         assert [u.data for u in table.snapshot(1)] == [{"k": "a", "n": 1, "m": None}]
 

@@ -16,12 +16,12 @@ from typing import Self
 
 from penstock.durable import Blob, Log, entry_key
 from penstock.errors import Corruption, InternalError, StoreRefused
-from penstock.persist.encoding import Kind, checksum, decode_entry, decode_frame, decode_rollup
+from penstock.persist.encoding import FrameKind, checksum, decode_entry, decode_frame, decode_rollup
 from penstock.persist.holds import Hold
 from penstock.persist.paths import HOLDS, ROLLUPS, hold_of, number_of, rollup_key
 from penstock.persist.state import Entry, State, Stored, apply
 
-__all__ = ["Damage", "Report", "verify"]
+__all__ = ["ChecksumReport", "Damage", "verify"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ChecksumReport:
     """Result of a checksum walk."""
 
     location: str
@@ -47,7 +47,7 @@ class Report:
         return not self.damage
 
 
-def verify(blob: Blob) -> Report:
+def verify(blob: Blob) -> ChecksumReport:
     """Read and check every object of a storage location."""
     walk = _Walk(blob).walked()
     damage = walk.damage
@@ -57,7 +57,7 @@ def verify(blob: Blob) -> Report:
         again = _Walk(blob).walked().damage
         damage = {key: reason for key, reason in damage.items() if key in again}
     found = tuple(Damage(key, damage[key]) for key in sorted(damage))
-    return Report(blob.name, walk.objects, walk.size, found)
+    return ChecksumReport(blob.name, walk.objects, walk.size, found)
 
 
 class _Walk:
@@ -143,7 +143,7 @@ class _Walk:
             data = self._read(listed.key)
             if data is not None:
                 try:
-                    decode_frame(data, Kind.HOLD, Hold, key=listed.key, where=self._blob.name)
+                    decode_frame(data, FrameKind.HOLD, Hold, key=listed.key, where=self._blob.name)
                 except (Corruption, StoreRefused) as error:
                     self._damaged(listed.key, error.detail)
 

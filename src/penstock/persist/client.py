@@ -52,7 +52,7 @@ from penstock.persist.state import (
     columns_of,
 )
 from penstock.persist.store import check_not_a_lake, open_store
-from penstock.persist.write import Append, Appended, CollectionAppend, Committer, UpperMismatch
+from penstock.persist.write import AppendCall, Appended, CollectionAppend, Committer, UpperMismatch
 
 __all__ = ["Client", "Unsealed", "attach", "open"]
 
@@ -304,7 +304,7 @@ class Client:
                 )
                 for updates in split_updates(append.updates)
             ]
-        work = Append(pieces)
+        work = AppendCall(pieces)
         if collection_changes:
             versions = {id: len(state.schemas) for id, state in before.items()}
             work.plan_changes = partial(operations_of, collection_changes, versions=versions)
@@ -323,7 +323,7 @@ class Client:
             raise UsageError("seal_all names a collection twice", hint="Seal each once.")
         for collection in uppers:
             self._must_be_ours(collection)
-        return self.committer.submit(Append(pieces))
+        return self.committer.submit(AppendCall(pieces))
 
     def destroy(self, *names: str) -> bool:
         """Remove collections with their data atomically, and return whether any existed.

@@ -39,9 +39,9 @@ from penstock.persist.state import (
     columns_of,
 )
 from penstock.persist.write import (
+    AllowCall,
     Allowed,
-    Allowing,
-    Append,
+    AppendCall,
     Appended,
     CollectionAppend,
     UpperMismatch,
@@ -120,7 +120,7 @@ class Collection:
 
         The permission is durable. A hold at a lower time only delays its effect.
         """
-        work = Allowing({self.id: check_frontier(since)})
+        work = AllowCall({self.id: check_frontier(since)})
         return self.client.committer.submit(work)
 
     def alter(self, schema: pa.Schema, *, defaults: Mapping[str, Any] | None = None) -> None:
@@ -205,7 +205,7 @@ class Collection:
         return bool(changed)
 
     def _submit(self, append: CollectionAppend) -> "Future[Any]":
-        return self.client.committer.submit(Append([append]))
+        return self.client.committer.submit(AppendCall([append]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -173,7 +173,7 @@ def _begin(collection: CollectionState, since: int) -> Operation:
             detail=f"It begins at {collection.begins}, and its since is {collection.since}.",
             hint="A collection begins once.",
         )
-    return log.Begin(collection.id, since)
+    return log.BeginHistory(collection.id, since)
 
 
 def _fail(collection: CollectionState, time: int, error: StoredError) -> Operation:
@@ -191,7 +191,7 @@ def _fail(collection: CollectionState, time: int, error: StoredError) -> Operati
             detail=f"It failed at {last.lower} {until}: {last.error.message}.",
             hint="The first error stays recorded. Recover the collection before the next error.",
         )
-    return log.Fail(collection.id, time, error)
+    return log.FailCollection(collection.id, time, error)
 
 
 def _recover(collection: CollectionState, time: int) -> Operation:
@@ -206,7 +206,7 @@ def _recover(collection: CollectionState, time: int) -> Operation:
             "contents below it do not change.",
             hint=f"Recover it at {max(collection.upper, last.lower)} or later.",
         )
-    return log.Recover(collection.id, time)
+    return log.RecoverCollection(collection.id, time)
 
 
 def _replace(collection: CollectionState, by: CollectionState, time: int) -> Operation:
@@ -233,7 +233,7 @@ def _replace(collection: CollectionState, by: CollectionState, time: int) -> Ope
             f"upper {by.upper}.",
             hint="Replace it by a collection of the same owner that begins at that time.",
         )
-    return log.Replace(collection.id, by.id, time)
+    return log.ReplaceCollection(collection.id, by.id, time)
 
 
 def _last(collection: CollectionState) -> "log.ErrorSpan | None":

@@ -31,11 +31,11 @@ from msgspec import Struct
 
 from penstock.durable import checksum_of as checksum
 from penstock.errors import Corruption, StoreRefused
-from penstock.persist.state import CollectionState, Entry, Replace, State, Writer
+from penstock.persist.state import CollectionState, Entry, ReplaceCollection, State, Writer
 
 __all__ = [
     "ENCODING_VERSIONS",
-    "Kind",
+    "FrameKind",
     "checksum",
     "decode_entry",
     "decode_frame",
@@ -56,7 +56,7 @@ _encoder: Final = msgspec.msgpack.Encoder()
 T = TypeVar("T")
 
 
-class Kind(Enum):
+class FrameKind(Enum):
     """Kind of a frame."""
 
     ENTRY = b"E"
@@ -82,14 +82,14 @@ class _Rollup(Struct, frozen=True):
     tokens: dict[int, str]
 
 
-def encode_frame(kind: Kind, body: object, *, version: int = 1) -> bytes:
+def encode_frame(kind: FrameKind, body: object, *, version: int = 1) -> bytes:
     """Encode `body` as a frame."""
     packed = _encoder.encode(body)
     head = _HEAD.pack(_MAGIC, kind.value, version, 0, len(packed)) + packed
     return head + _TAIL.pack(checksum(head))
 
 
-def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str) -> T:
+def decode_frame(data: bytes, kind: FrameKind, body: type[T], *, key: str, where: str) -> T:
     """Decode the body of a frame, after verification.
 
     Raises:
@@ -124,20 +124,20 @@ def decode_frame(data: bytes, kind: Kind, body: type[T], *, key: str, where: str
 
 def encode_entry(entry: Entry) -> bytes:
     """Encode a log entry."""
-    replaces = any(isinstance(each, Replace) for each in entry.operations)
-    return encode_frame(Kind.ENTRY, entry, version=2 if replaces else 1)
+    replaces = any(isinstance(each, ReplaceCollection) for each in entry.operations)
+    return encode_frame(FrameKind.ENTRY, entry, version=2 if replaces else 1)
 
 
 def decode_entry(data: bytes, *, key: str, where: str) -> Entry:
     """Decode and verify a log entry; raises the same errors as `decode_frame`."""
-    return decode_frame(data, Kind.ENTRY, Entry, key=key, where=where)
+    return decode_frame(data, FrameKind.ENTRY, Entry, key=key, where=where)
 
 
 def encode_rollup(state: State) -> bytes:
     """Encode the complete state, with the rows of every inline batch (invariant 5)."""
     replaced = any(each.predecessors for each in state.collections.values())
     return encode_frame(
-        Kind.ROLLUP,
+        FrameKind.ROLLUP,
         _Rollup(
             seqno=state.seqno,
             location=state.location,
@@ -159,7 +159,7 @@ def encode_rollup(state: State) -> bytes:
 
 def decode_rollup(data: bytes, *, key: str, where: str) -> State:
     """Decode and verify the state of a rollup; raises the same errors as `decode_frame`."""
-    rollup = decode_frame(data, Kind.ROLLUP, _Rollup, key=key, where=where)
+    rollup = decode_frame(data, FrameKind.ROLLUP, _Rollup, key=key, where=where)
     return State(
         seqno=rollup.seqno,
         location=rollup.location,

@@ -30,7 +30,7 @@ from msgspec import Struct, structs
 from penstock.durable import Blob
 from penstock.errors import Fenced, PenstockError, StoreError, UsageError
 from penstock.failpoints import Failpoint, hit
-from penstock.persist.encoding import Kind, decode_frame, encode_frame
+from penstock.persist.encoding import FrameKind, decode_frame, encode_frame
 from penstock.persist.errors import CollectionMissing, HoldLost, SinceError
 from penstock.persist.machine import Machine
 from penstock.persist.paths import HOLDS, hold_key, hold_of, hold_prefix
@@ -93,7 +93,7 @@ def list_holds(blob: Blob) -> dict[str, tuple[int, Hold]]:
         ]:
             key = hold_key(id, versions[-1])
             if (data := blob.get(key)) is not None:
-                hold = decode_frame(data, Kind.HOLD, Hold, key=key, where=blob.name)
+                hold = decode_frame(data, FrameKind.HOLD, Hold, key=key, where=blob.name)
                 holds[id] = (versions[-1], hold)
                 break
     return holds
@@ -114,7 +114,7 @@ class _Object:
             Fenced: a newer process owns the hold.
         """
         key = hold_key(hold.id, self.version + 1)
-        created = self._blob.create(key, encode_frame(Kind.HOLD, hold))
+        created = self._blob.create(key, encode_frame(FrameKind.HOLD, hold))
         # SUBTLE: a newer owner may have deleted this version number, so creation alone
         # proves nothing. At least one later version of that owner always exists.
         versions = self._blob.list(hold_prefix(hold.id)) if hold.lease_ms is None else []

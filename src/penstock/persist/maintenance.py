@@ -17,7 +17,7 @@ from penstock.persist.state import (
     Batch,
     CloseStaging,
     CollectionState,
-    Merge,
+    MergeBatches,
     OpenStaging,
     Operation,
     RolledUp,
@@ -202,7 +202,7 @@ class Maintenance:
         def plan(state: State) -> list[Operation]:
             current = state.collections.get(collection.id)
             present = {batch.id for batch in current.batches} if current else set()
-            return [Merge(collection.id, ids, output)] if present.issuperset(ids) else []
+            return [MergeBatches(collection.id, ids, output)] if present.issuperset(ids) else []
 
         try:
             _, after = self._machine.commit(plan)

@@ -44,7 +44,7 @@ __all__ = [
     "Allow",
     "Alter",
     "Batch",
-    "Begin",
+    "BeginHistory",
     "CloseStaging",
     "CollectionState",
     "Create",
@@ -53,19 +53,19 @@ __all__ = [
     "Entry",
     "ErrorSpan",
     "ExpireHold",
-    "Fail",
+    "FailCollection",
     "Forget",
     "ForgetHold",
     "Inline",
     "Intend",
     "Link",
-    "Merge",
+    "MergeBatches",
     "OpenStaging",
     "Operation",
     "Part",
-    "Recover",
+    "RecoverCollection",
     "Release",
-    "Replace",
+    "ReplaceCollection",
     "RolledUp",
     "SchemaVersion",
     "Seal",
@@ -151,14 +151,14 @@ class Allow(Struct, frozen=True, tag="allow"):
     since: int
 
 
-class Begin(Struct, frozen=True, tag="begin"):
+class BeginHistory(Struct, frozen=True, tag="begin"):
     """Start of a collection's history at a time: there is nothing before it."""
 
     collection: int
     since: int
 
 
-class Fail(Struct, frozen=True, tag="fail"):
+class FailCollection(Struct, frozen=True, tag="fail"):
     """Failure of a collection: it cannot be read from a time on, for the stored reason."""
 
     collection: int
@@ -166,14 +166,14 @@ class Fail(Struct, frozen=True, tag="fail"):
     error: StoredError
 
 
-class Recover(Struct, frozen=True, tag="recover"):
+class RecoverCollection(Struct, frozen=True, tag="recover"):
     """End of a failure: the collection can be read again from a time on."""
 
     collection: int
     time: int
 
 
-class Replace(Struct, frozen=True, tag="replace"):
+class ReplaceCollection(Struct, frozen=True, tag="replace"):
     """Move of a collection's name, from a time on, to another collection."""
 
     collection: int
@@ -195,7 +195,7 @@ class Settle(Struct, frozen=True, tag="settle"):
     collected: int
 
 
-class Merge(Struct, frozen=True, tag="merge"):
+class MergeBatches(Struct, frozen=True, tag="merge"):
     """Replacement of batches by one with the same sum from since on, or by none."""
 
     collection: int
@@ -249,13 +249,13 @@ Operation = (
     | Seal
     | Discard
     | Allow
-    | Begin
-    | Fail
-    | Recover
-    | Replace
+    | BeginHistory
+    | FailCollection
+    | RecoverCollection
+    | ReplaceCollection
     | Intend
     | Settle
-    | Merge
+    | MergeBatches
     | OpenStaging
     | CloseStaging
     | Forget
@@ -433,16 +433,16 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
         case Allow(collection=id, since=since):
             old = _collection(state, id)
             return _with(state, replace(old, allowed=max(old.allowed, since)))
-        case Begin(collection=id, since=since):
+        case BeginHistory(collection=id, since=since):
             old = _collection(state, id)
             allowed = max(old.allowed, since)
             return _with(state, replace(old, begins=since, since=since, allowed=allowed))
-        case Fail(collection=id, time=time, error=error):
+        case FailCollection(collection=id, time=time, error=error):
             old = _collection(state, id)
             return _with(state, replace(old, errors=(*old.errors, ErrorSpan(time, error))))
-        case Recover(collection=id, time=time):
+        case RecoverCollection(collection=id, time=time):
             return _with(state, _recovered(_collection(state, id), time))
-        case Replace(collection=id, by=by, time=time):
+        case ReplaceCollection(collection=id, by=by, time=time):
             return _replaced(state, _collection(state, id), _collection(state, by), time)
         case Intend(sinces=sinces, collect=collect):
             for id, since in sinces.items():
@@ -454,7 +454,7 @@ def _after(state: State, number: int, epoch: int, operation: Operation) -> State
                 if (collection := state.collections.get(id)) is not None:
                     state = _with(state, _with_since(collection, since))
             return replace(state, collecting=None, collected=max(state.collected, collected))
-        case Merge(collection=id, inputs=inputs, output=output):
+        case MergeBatches(collection=id, inputs=inputs, output=output):
             return _merged(state, number, id, inputs, output)
         case OpenStaging(id=staging):
             return replace(state, staging=state.staging.set(staging, epoch))
@@ -576,7 +576,7 @@ def _links(operation: Operation) -> list[str]:
     match operation:
         case Link(batches=batches):
             return [key for batch in batches for key in files_of(batch)]
-        case Merge(output=Batch() as output):
+        case MergeBatches(output=Batch() as output):
             return files_of(output)
         case _:
             return []

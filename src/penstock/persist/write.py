@@ -116,7 +116,7 @@ class CollectionAppend:
 
 
 @dataclass(slots=True)
-class Append:
+class AppendCall:
     """Call that writes to or seals one or several collections.
 
     With `plan_changes`, the call gets its own entry, which contains further operations.
@@ -135,7 +135,7 @@ class Append:
 
 
 @dataclass(slots=True)
-class Allowing:
+class AllowCall:
     """Call that permits sinces to advance."""
 
     sinces: dict[int, int]
@@ -158,7 +158,7 @@ class Control:
         return self.collections
 
 
-Call: TypeAlias = Append | Allowing
+Call: TypeAlias = AppendCall | AllowCall
 Work: TypeAlias = Call | Control
 
 
@@ -290,14 +290,14 @@ class Committer:
         size = 0
         while self._queue and size < GROUP_BYTES:
             work = self._queue[0]
-            alone = isinstance(work, Append) and work.plan_changes is not None
+            alone = isinstance(work, AppendCall) and work.plan_changes is not None
             if isinstance(work, Control) or (group and alone):
                 break
             self._queue.popleft()
             group.append(work)
             if alone:
                 break
-            if isinstance(work, Append):
+            if isinstance(work, AppendCall):
                 size += sum(append.size for append in work.appends)
         return group
 
@@ -308,7 +308,7 @@ class Committer:
 
     def _commit_group(self, group: "list[Call]") -> None:
         for work in group:
-            if isinstance(work, Append):
+            if isinstance(work, AppendCall):
                 self._await_uploads(work)
         gathered = _Gathered([])
 
@@ -323,7 +323,7 @@ class Committer:
         # SUBTLE: outcomes of writes are reported before sinces are settled. If settling
         # fails, only the calls that requested it may report the failure.
         self._answer(group, gathered, after)
-        allowing = [work for work in gathered.outcomes if isinstance(work, Allowing)]
+        allowing = [work for work in gathered.outcomes if isinstance(work, AllowCall)]
         if allowing:
             try:
                 self._allow([id for work in allowing for id in work.sinces])
@@ -389,7 +389,7 @@ class Committer:
         return dropped
 
     def _start_uploads(self, work: Work) -> "list[Future[Batch]]":
-        if not isinstance(work, Append):
+        if not isinstance(work, AppendCall):
             return []
         uploads: list[Future[Batch]] = []
         for append in work.appends:
@@ -411,13 +411,13 @@ class Committer:
             self._staging.give_up(staging)
             raise
 
-    def _await_uploads(self, work: Append) -> None:
+    def _await_uploads(self, work: AppendCall) -> None:
         for append in work.appends:
             if append.stored is not None:
                 append.stored.exception()
 
     def _release_uploads(self, work: Work) -> None:
-        if isinstance(work, Append):
+        if isinstance(work, AppendCall):
             for append in work.appends:
                 if append.stored is not None and append.stored.exception() is None:
                     self._staging.release(append.stored.result())
@@ -444,7 +444,7 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
         outcome: Any
         if failed is not None:
             outcome = AlreadyFailed(_name(state, failed))
-        elif isinstance(work, Allowing):
+        elif isinstance(work, AllowCall):
             destroyed = [id for id in work.sinces if id not in state.collections]
             outcome = _destroyed(destroyed[0]) if destroyed else work
             for id, since in () if destroyed else work.sinces.items():
@@ -480,7 +480,9 @@ def _gather(group: Sequence[Call], state: State, batches: Batches) -> _Gathered:
     return gathered
 
 
-def _judge(work: Append, state: State, uppers: dict[int, int]) -> tuple[Any, Sequence[Operation]]:
+def _judge(
+    work: AppendCall, state: State, uppers: dict[int, int]
+) -> tuple[Any, Sequence[Operation]]:
     """Return the outcome of a call, and the further operations of its entry.
 
     The outcome is `Appended`, `UpperMismatch` or an error, against the uppers that the
@@ -541,7 +543,7 @@ def _refusal(
 
 def _staged(work: Work) -> list[Batch]:
     """Return the batches that were written before the call."""
-    appends = work.appends if isinstance(work, Append) else []
+    appends = work.appends if isinstance(work, AppendCall) else []
     return [append.stored.result() for append in appends if append.stored is not None]
 
 
@@ -579,11 +581,11 @@ def _complete_calls(group: list[Call], outcomes: list[Any], state: State) -> Non
     for work, outcome in zip(group, outcomes, strict=True):
         if isinstance(outcome, BaseException):
             work.future.set_exception(outcome)
-        elif not isinstance(outcome, Allowing):
+        elif not isinstance(outcome, AllowCall):
             work.future.set_result(outcome)
 
 
-def _complete_allowing(allowing: list[Allowing], state: State) -> None:
+def _complete_allowing(allowing: list[AllowCall], state: State) -> None:
     for work in allowing:
         sinces = [state.collections[id].since for id in work.sinces if id in state.collections]
         work.future.set_result(Allowed(min(sinces, default=0)))
