@@ -122,27 +122,27 @@ METRICS: Final = (
     ),
     _source(
         "penstock_source_lag_seconds", lambda status: _seconds(status.lag_ms),
-        "How far its collections are behind now. Absent while it is stopped.",
+        "Lag of its collections behind the current time. Absent while it is stopped.",
     ),
     _source(
         "penstock_source_lag_bytes", lambda status: status.lag_bytes,
-        "How far it is behind upstream, in the bytes of upstream's log.",
+        "Lag behind upstream, in bytes of the upstream log.",
     ),
     _source(
         "penstock_source_lag_records", lambda status: status.lag_records,
-        "How many records of a topic it is behind.",
+        "Lag behind the topic, in records.",
     ),
     _source(
         "penstock_source_bad_records_total", lambda status: status.bad_records,
-        "Records that could not be decoded and were set aside, since its process started.",
+        "Records dead-lettered since its process started, because they could not be decoded.",
     ),
     _source(
         "penstock_source_waiting_events", lambda status: status.waiting_events,
-        "Events of transactions over several topics that are not whole yet.",
+        "Events of incomplete transactions over several topics.",
     ),
     _source(
         "penstock_source_slot_bytes", lambda status: status.slot_bytes,
-        "How much log its replication slot makes the server keep.",
+        "Bytes of log that its replication slot makes the server retain.",
     ),
     _source(
         "penstock_source_rows_total", lambda status: status.rows,
@@ -162,11 +162,11 @@ METRICS: Final = (
     ),
     _collection(
         "penstock_collection_bytes", lambda collection: collection["bytes"],
-        "The size of its batches as stored.",
+        "Stored size of its batches.",
     ),
     _collection(
         "penstock_collection_batches", lambda collection: collection["batches"],
-        "How many batches it has.",
+        "Number of its batches.",
     ),
     _collection(
         "penstock_collection_errored", lambda collection: float(collection["error"] is not None),
@@ -203,7 +203,7 @@ METRICS: Final = (
     ),
     MetricDefinition(
         "penstock_task_restarts_total", ("task", "kind"), _restarts,
-        "How often the process has restarted the source or materialization after a failure.",
+        "Restarts of the source or materialization after a failure, since its process started.",
     ),
     MetricDefinition(
         "penstock_build_info", ("version",), lambda _: iter([((__version__,), 1.0)]),
