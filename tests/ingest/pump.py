@@ -1,8 +1,8 @@
-"""A pipeline that follows a database, in a thread or in a process of its own.
+"""Pipeline with one Postgres source, run in a thread or in a separate process.
 
 with Pump(database, tmp_path) as pump:
     database.sql("INSERT …")
-    pump.settle()          # all that was acknowledged until now is durable
+    pump.settle()          # each change acknowledged before this call is durable
 check(pump, database)
 """
 
@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +31,7 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.sta
 
 
 class Pump:
-    """Follows one database."""
+    """Pipeline that ingests one database."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Pump:
                 }
             )
         )
-        self.running: Supervisor | None = None
+        self.supervisor: Supervisor | None = None
         self.error: BaseException | None = None
         self.process: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
@@ -77,63 +77,63 @@ class Pump:
 
     @property
     def storage(self) -> str:
-        """The storage location of the source."""
+        """Return the storage location of the source."""
         return f"{self.location}/{SOURCE}"
 
     # In a thread.
 
     def start(self) -> None:
-        """Follow, until `stop`."""
+        """Run the pipeline in a thread, until `stop`."""
         self._stop = threading.Event()
         self.error = None
         self._thread = threading.Thread(target=self._run, name="pump")
         self._thread.start()
 
     def stop(self) -> None:
-        """End cleanly; raises what ended it before."""
+        """Stop the thread; raise the error of the pipeline if it failed."""
         self.__exit__(None)
 
     def _run(self) -> None:
         try:
-            penstock.ingest.run(self.file, stop=self._stop, on_start=self._told)
-        except BaseException as error:  # noqa: BLE001 - told by whoever waits
+            penstock.ingest.run(self.file, stop=self._stop, on_start=self._set_supervisor)
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
             self.error = error
 
-    def _told(self, running: Supervisor) -> None:
-        self.running = running
+    def _set_supervisor(self, supervisor: Supervisor) -> None:
+        self.supervisor = supervisor
 
     # In a process.
 
     def spawn(
         self, *arguments: str, failpoints: str = "", **environment: str
     ) -> subprocess.Popen[bytes]:
-        """Follow in a process, which `kill` ends."""
-        with (self.folder / "said").open("ab") as said:
+        """Run the pipeline in a process, until `kill`."""
+        with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "penstock.cli.main", "ingest", str(self.file), *arguments],
                 env={**ENVIRONMENT, "PENSTOCK_FAILPOINTS": failpoints, **environment},
                 stdin=subprocess.DEVNULL,
-                stdout=said,
-                stderr=said,
+                stdout=output,
+                stderr=output,
             )
         return self.process
 
     def kill(self) -> None:
-        """End the process as a power cut of it would."""
+        """Send SIGKILL to the process and wait for its end."""
         if self.process is not None:
             with contextlib.suppress(ProcessLookupError):
                 self.process.kill()
             self.process.wait()
 
-    def said(self) -> str:
-        """What the processes wrote."""
-        path = self.folder / "said"
+    def output(self) -> str:
+        """Return stdout and stderr of the processes."""
+        path = self.folder / "output"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    # Looking.
+    # Reads.
 
     def upper(self) -> int:
-        """How far the source is sealed; 0 while nothing of it can be seen."""
+        """Return the upper of the remap collection, or 0 before it is published."""
         try:
             with self.reader() as client:
                 return client.collection(f"{SOURCE}_remap").upper
@@ -141,8 +141,8 @@ class Pump:
             return 0
 
     def settle(self, patience_ms: int = PATIENCE_MS) -> int:
-        """Wait until what was acknowledged upstream by now is durable; the time that holds it."""
-        moment = SYSTEM_CLOCK.now_ms()
+        """Return a time at or after each change acknowledged by now, once it is durable."""
+        called_at_ms = SYSTEM_CLOCK.now_ms()
         deadline = SYSTEM_CLOCK.boot_ms() + patience_ms
         with contextlib.ExitStack() as stack:
             client: persist.Client | None = None
@@ -152,13 +152,15 @@ class Pump:
                     client = stack.enter_context(self.reader())
                 if client is not None:
                     with contextlib.suppress(persist.CollectionMissing):
-                        # A time that was read after `moment`, so the probe was later still.
+                        # The time was read after `called_at_ms`, and the probe ran after that.
                         upper = client.collection(f"{SOURCE}_remap").upper
-                        if upper - 1 > moment:
+                        if upper - 1 > called_at_ms:
                             return upper - 1
                 if SYSTEM_CLOCK.boot_ms() > deadline:
-                    status = self.running and self.running.status()
-                    raise TimeoutError(f"not sealed past {moment}\n{status}{self.said()[-4000:]}")
+                    status = self.supervisor and self.supervisor.status()
+                    raise TimeoutError(
+                        f"not sealed past {called_at_ms}\n{status}{self.output()[-4000:]}"
+                    )
                 SYSTEM_CLOCK.wait(threading.Event(), 10)
 
     def await_error(self, patience_ms: int = PATIENCE_MS) -> BaseException:
@@ -172,18 +174,18 @@ class Pump:
         return error
 
     def reader(self, *, hold: bool = False) -> persist.Client:
-        """A client that only reads; files that it needs may go, unless it holds them."""
+        """Return a read-only client; without `hold`, files it reads may be garbage-collected."""
         return persist.open(self.storage, hold=hold)
 
-    def notes(self) -> dict[str, Any]:
-        """What the source has written down."""
-        # Every tick may merge files that a read still needs.
+    def state(self) -> dict[str, Any]:
+        """Return the state store of the source."""
+        # A tick may merge files that this read still needs.
         with self.reader(hold=True) as client:
             state = client.collection(f"{SOURCE}/state")
             return {update.data[0]: update.data[1] for update in state.snapshot(state.upper - 1)}
 
     def collections(self) -> Sequence[str]:
-        """The collections of tables that can be seen."""
+        """Return the published collections of tables."""
         with self.reader() as client:
             return [
                 name
@@ -195,13 +197,15 @@ class Pump:
         if self.error is not None:
             raise self.error
         if self.process is not None and self.process.poll() not in (None, 0):
-            raise AssertionError(f"ended with {self.process.returncode}\n{self.said()[-4000:]}")
+            raise AssertionError(f"exit status {self.process.returncode}\n{self.output()[-4000:]}")
 
 
-def until(claim: Any, what: str, patience_ms: int = PATIENCE_MS) -> None:
-    """Wait for a claim to become true."""
+def until(
+    condition: Callable[[], object], description: str, patience_ms: int = PATIENCE_MS
+) -> None:
+    """Wait until the condition is true."""
     deadline = SYSTEM_CLOCK.boot_ms() + patience_ms
-    while not claim():
+    while not condition():
         if SYSTEM_CLOCK.boot_ms() > deadline:
-            raise TimeoutError(f"waited in vain for {what}")
+            raise TimeoutError(f"not within {patience_ms} ms: {description}")
         SYSTEM_CLOCK.wait(threading.Event(), 10)

@@ -43,7 +43,7 @@ def test_process_killed_at_each_failpoint_resumes_equal_to_tables(
     with Carrier(shop.url(), truncates=False) as carrier:
         for point, turn in STEPS:
             process = pump.spawn(failpoints=f"{point}={Action.KILL}@{turn}")
-            assert process.wait(120) == -signal.SIGKILL, f"{point}@{turn}: {pump.said()}"
+            assert process.wait(120) == -signal.SIGKILL, f"{point}@{turn}: {pump.output()}"
         pump.process = None
         check_after_restart(pump, shop, carrier)
 
@@ -115,7 +115,7 @@ def check_after_restart(pump: Pump, database: Database, carrier: Carrier) -> Non
     with pump.reader() as client:
         pending = [name for name in client.collections(hidden=True) if "/pending/" in name]
     assert not pending, "pending changes are left behind"
-    assert slots(database) == [pump.notes()["slot"]["name"]]
+    assert slots(database) == [pump.state()["slot"]["name"]]
 
 
 def slots(database: Database) -> list[str]:

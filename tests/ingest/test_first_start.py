@@ -115,9 +115,9 @@ def test_ingest_with_burst_of_stop_signals_exits_0(database: Database, tmp_path:
     pump = Pump(database, tmp_path)
     process = pump.spawn()
     try:
-        until(lambda: "following" in pump.said(), "the copy")
+        until(lambda: "following" in pump.output(), "the copy")
         for each in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM, signal.SIGINT) * 5:
             os.kill(process.pid, each)
-        assert process.wait(60) == 0, pump.said()
+        assert process.wait(60) == 0, pump.output()
     finally:
         pump.kill()

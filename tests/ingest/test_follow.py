@@ -242,7 +242,7 @@ def test_restart_resumes_stream_without_second_snapshot(database: Database, tmp_
         pump = Pump(database, tmp_path, url=database.url(user=role))
         with pump:
             pump.settle()
-        first = pump.notes()
+        first = pump.state()
         # A second snapshot would fail from here on.
         database.sql(f"REVOKE SELECT ON item FROM {role}")
         database.sql("UPDATE item SET v = 'away' WHERE id < 50; DELETE FROM item WHERE id = 7")
@@ -251,7 +251,7 @@ def test_restart_resumes_stream_without_second_snapshot(database: Database, tmp_
                 database.sql("UPDATE item SET v = v || '!' WHERE id = 1")
                 pump.settle()
         check(pump, database, ["public.item"])
-        assert pump.notes()["slot"] == first["slot"]
+        assert pump.state()["slot"] == first["slot"]
     finally:
         database.sql(f"DROP OWNED BY {role}; DROP ROLE {role}")
 

@@ -41,7 +41,7 @@ def items(server: PostgresServer, request: pytest.FixtureRequest) -> Iterator[Da
 
 def status(pump: Pump) -> dict[str, Any]:
     """Return the status of the source as its loop reports it."""
-    return {} if pump.running is None else pump.running.status()[SOURCE].to_json()
+    return {} if pump.supervisor is None else pump.supervisor.status()[SOURCE].to_json()
 
 
 def is_disconnected(pump: Pump) -> bool:
@@ -116,10 +116,10 @@ def test_stop_signal_while_server_hangs_ends_the_process(
     try:
         pump.settle(120_000)
         with server.hung():
-            until(lambda: "waiting for an answer from" in pump.said(), "the progress line")
+            until(lambda: "waiting for an answer from" in pump.output(), "the progress line")
             process.send_signal(signal.SIGTERM)
-            assert process.wait(60) == 0, pump.said()
-        assert "stopped while waiting" in pump.said()
+            assert process.wait(60) == 0, pump.output()
+        assert "stopped while waiting" in pump.output()
     finally:
         pump.kill()
 

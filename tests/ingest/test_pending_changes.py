@@ -105,7 +105,7 @@ def test_pending_changes_of_errored_table_are_deleted(
         until(insert_and_list, "pending changes")
         database.sql("ALTER TABLE t RENAME TO u")
         until(
-            lambda: any(table["error"] for table in pump.notes()["status"]["tables"]),
+            lambda: any(table["error"] for table in pump.state()["status"]["tables"]),
             "the table to fail",
         )
         free.set()

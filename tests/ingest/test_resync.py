@@ -25,7 +25,7 @@ from penstock.servers.postgres import Database
 from penstock.sources.postgres.snapshot import SnapshotSplit
 from tests.ingest.checker import broken, check, differing, histories
 from tests.ingest.pump import SOURCE, Pump, until
-from tests.ingest.story import Story
+from tests.ingest.scripted_ingest import ScriptedIngest
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 
 TWO = """
@@ -170,28 +170,28 @@ def test_a_comparison_with_what_was_before_the_cut_is_caught(
 ) -> None:
     """The bug that invariant 15 is about, planted: rows of the tick itself are not counted."""
     database.sql(SCHEMA)
-    story = Story(database, tmp_path, monkeypatch)
+    ingest = ScriptedIngest(database, tmp_path, monkeypatch)
     try:
-        story.follow()
-        assert story.pump is not None
+        ingest.start()
+        assert ingest.pump is not None
         compared = persist.Client.difference
         monkeypatch.setattr(
             persist.Client,
             "difference",
             lambda *given, **named: compared(*given, **{**named, "staged": ()}),
         )
-        with story.between_ticks():
+        with ingest.between_ticks():
             database.sql("INSERT INTO moved VALUES (5)")
-            asking = threading.Thread(target=resync, args=(story.pump,))
+            asking = threading.Thread(target=resync, args=(ingest.pump,))
             asking.start()
             SYSTEM_CLOCK.wait(threading.Event(), 300)  # The request is there when the tick comes.
         asking.join()
-        story.pump.settle()
-        assert differing(story.pump, database, TABLES) or broken(
-            histories(story.pump, TABLES), check_coins
+        ingest.pump.settle()
+        assert differing(ingest.pump, database, TABLES) or broken(
+            histories(ingest.pump, TABLES), check_coins
         )
     finally:
-        story.close()
+        ingest.close()
 
 
 @pytest.mark.parametrize("rewrite", ["TRUNCATE", "ALTER TYPE"])
@@ -275,7 +275,7 @@ def test_a_table_that_joins_holds_up_no_other(pump: Pump, database: Database) ->
         holding.execute("INSERT INTO elsewhere VALUES (1)")
         database.sql("CREATE TABLE late (id int PRIMARY KEY); INSERT INTO late VALUES (1)")
         database.sql("ALTER PUBLICATION penstock ADD TABLE late")
-        until(lambda: "server process" in pump.notes()["status"]["waits_for"], "the slot to wait")
+        until(lambda: "server process" in pump.state()["status"]["waits_for"], "the slot to wait")
         database.sql("INSERT INTO keyed VALUES (501); INSERT INTO late VALUES (2)")
         time = pump.settle()
         with pump.reader() as client:
@@ -296,9 +296,9 @@ def test_once_ends_though_the_publication_is_gone(pump: Pump, database: Database
     database.sql("DROP PUBLICATION penstock; INSERT INTO keyed VALUES (501)")
     [(reached,)] = database.sql("SELECT pg_current_wal_insert_lsn()")
     process = pump.spawn("--once")
-    assert process.wait(60) == 1, pump.said()
-    assert 'source "shop" has tables in error: public.keyed, public.whole' in pump.said()
-    phases = {each["phase"] for each in pump.notes()["status"]["tables"]}
+    assert process.wait(60) == 1, pump.output()
+    assert 'source "shop" has tables in error: public.keyed, public.whole' in pump.output()
+    phases = {each["phase"] for each in pump.state()["status"]["tables"]}
     assert phases == {"errored"}
     confirmed = f"SELECT bool_and(confirmed_flush_lsn >= '{reached}') FROM pg_replication_slots"
     assert database.sql(confirmed) == [(True,)]
@@ -312,12 +312,12 @@ def test_tables_of_a_dropped_publication_are_errored_until_they_are_resynced(
     pump.start()
 
     def errors() -> list[str]:
-        return [each["error"] or "" for each in pump.notes()["status"]["tables"]]
+        return [each["error"] or "" for each in pump.state()["status"]["tables"]]
 
     until(lambda: len(errors()) == 2 and all(errors()), "errored tables")
     assert len(errors()) == 2
     assert all('publication "penstock"' in error for error in errors())
-    assert pump.notes()["fingerprint"]["publication"] is None
+    assert pump.state()["fingerprint"]["publication"] is None
     pump.stop()
     database.sql("CREATE PUBLICATION penstock FOR TABLE keyed, whole")
     pump.start()
@@ -341,7 +341,7 @@ def test_a_stop_does_not_wait_for_a_slot(
         holding.execute("INSERT INTO elsewhere VALUES (1)")
         asking = threading.Thread(target=resync, args=(pump, "public.keyed"))
         asking.start()
-        until(lambda: "server process" in pump.notes()["status"]["waits_for"], "the slot to wait")
+        until(lambda: "server process" in pump.state()["status"]["waits_for"], "the slot to wait")
         stopping = threading.Thread(target=pump.stop)
         stopping.start()
         stopping.join(15)
@@ -349,7 +349,7 @@ def test_a_stop_does_not_wait_for_a_slot(
     stopping.join()
     assert not waited
     assert pump.error is None
-    assert pump.notes()["status"]["waits_for"] == ""
+    assert pump.state()["status"]["waits_for"] == ""
     assert asking.is_alive()
     pump.start()
     asking.join()

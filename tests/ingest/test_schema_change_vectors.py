@@ -14,7 +14,7 @@ import pytest
 
 from penstock.servers.postgres import Database
 from tests.ingest.pump import SOURCE
-from tests.ingest.story import Story
+from tests.ingest.scripted_ingest import ScriptedIngest
 
 CASES: Final = {
     case["id"]: case
@@ -90,13 +90,17 @@ CHANGES: Final = {
 
 
 @pytest.fixture
-def story(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    story = Story(database, tmp_path, monkeypatch)
-    yield story
-    story.close()
+def ingest(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ScriptedIngest]:
+    ingest = ScriptedIngest(database, tmp_path, monkeypatch)
+    yield ingest
+    ingest.close()
 
 
-def test_schema_change_has_the_outcome_of_its_vector(story: Story, database: Database) -> None:
+def test_schema_change_has_the_outcome_of_its_vector(
+    ingest: ScriptedIngest, database: Database
+) -> None:
     assert CHANGES.keys() == CASES.keys()
     tables = {id: id.lower() for id in CHANGES}
     for id, table in tables.items():
@@ -104,16 +108,16 @@ def test_schema_change_has_the_outcome_of_its_vector(story: Story, database: Dat
         database.sql(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
         database.sql(f"INSERT INTO {table} (id) SELECT g FROM generate_series(1, 5) g")
     database.sql(f"CREATE PUBLICATION penstock FOR TABLE {', '.join(tables.values())}")
-    story.follow(tables=[{"name": f"public.{tables[id]}", **CHANGES[id].options} for id in CHANGES])
-    assert errored(story) == set()
+    ingest.start(tables=[{"name": f"public.{tables[id]}", **CHANGES[id].options} for id in CHANGES])
+    assert errored(ingest) == set()
     outcomes = {}
     for id, change in CHANGES.items():
-        before = errored(story)
-        with story.between_ticks():
+        before = errored(ingest)
+        with ingest.between_ticks():
             for statement in change.statements:
                 database.sql(statement.format(t=tables[id]))
-        story.told()
-        failed = errored(story) - before
+        ingest.report()
+        failed = errored(ingest) - before
         if failed <= {tables[id]}:
             outcomes[id] = {"compatible": not failed, "scope": "table"}
         else:
@@ -125,9 +129,11 @@ def test_schema_change_has_the_outcome_of_its_vector(story: Story, database: Dat
     }
 
 
-def errored(story: Story) -> set[str]:
+def errored(ingest: ScriptedIngest) -> set[str]:
     """Return the tables whose collection is errored; all others are equal to their table."""
-    states = {name.removeprefix(f"{SOURCE}.public."): state for name, state in story.states.items()}
+    states = {
+        name.removeprefix(f"{SOURCE}.public."): state for name, state in ingest.states.items()
+    }
     unequal = {table for table, state in states.items() if not state.startswith("equal")}
     assert all("is in error" in states[table] for table in unequal), states
     return unequal

@@ -14,31 +14,33 @@ from penstock.sources.postgres.snapshot_export import SnapshotExport
 from penstock.sources.postgres.table_schema import evolve_table
 from tests.datadriven import Directive
 from tests.fix_scripts import Script, stories
-from tests.ingest.story import Story
+from tests.ingest.scripted_ingest import ScriptedIngest
 
 
 @pytest.fixture
-def story(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    told = Story(database, tmp_path, monkeypatch)
-    yield told
-    told.close()
+def ingest(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ScriptedIngest]:
+    ingest = ScriptedIngest(database, tmp_path, monkeypatch)
+    yield ingest
+    ingest.close()
 
 
 @pytest.mark.parametrize("path", stories("ingest"), ids=lambda path: path.stem)
-def test_story(path: Path, story: Story, script: Script) -> None:
-    script(path, story.obey)
+def test_story(path: Path, ingest: ScriptedIngest, script: Script) -> None:
+    script(path, ingest.execute)
 
 
-def test_a_table_that_joins_begins_later(story: Story, database: Database) -> None:
+def test_a_table_that_joins_begins_later(ingest: ScriptedIngest, database: Database) -> None:
     database.sql(
         "CREATE TABLE first (id int PRIMARY KEY); CREATE PUBLICATION penstock FOR ALL TABLES"
     )
-    story.follow()
-    assert story.pump is not None
-    before = story.pump.settle()
+    ingest.start()
+    assert ingest.pump is not None
+    before = ingest.pump.settle()
     database.sql("CREATE TABLE second (id int PRIMARY KEY); INSERT INTO second VALUES (1)")
-    assert story.told() == "public.second is equal (id)"
-    with story.pump.reader() as client:
+    assert ingest.report() == "public.second is equal (id)"
+    with ingest.pump.reader() as client:
         first, second = (client.collection(f"shop.public.{name}") for name in ("first", "second"))
         first.snapshot(before)
         begins = second.since
@@ -52,7 +54,7 @@ def test_a_table_that_joins_begins_later(story: Story, database: Database) -> No
 
 
 def test_careless_ways_to_follow_are_caught(
-    story: Story, database: Database, monkeypatch: pytest.MonkeyPatch
+    ingest: ScriptedIngest, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Bugs that invariant 13 is about, planted: each table ends in silence, and differs."""
     database.sql(
@@ -82,8 +84,8 @@ def test_careless_ways_to_follow_are_caught(
         ),
     )
     monkeypatch.setattr(drift_actions, "is_explained", lambda *_, **__: True)
-    story.follow()
-    told = story.obey(
+    ingest.start()
+    report = ingest.execute(
         Directive(
             "do",
             {},
@@ -99,7 +101,7 @@ def test_careless_ways_to_follow_are_caught(
         )
     )
     for table in ("by_name", "remade", "scaled"):
-        assert f"public.{table} differs" in told
+        assert f"public.{table} differs" in report
 
 
 @pytest.mark.parametrize(
@@ -112,7 +114,7 @@ def test_careless_ways_to_follow_are_caught(
     ids=["delete", "truncate-last", "rewrite"],
 )
 def test_table_rewritten_between_slot_and_first_fingerprint_ends_equal(
-    story: Story, database: Database, monkeypatch: pytest.MonkeyPatch, statements: str
+    ingest: ScriptedIngest, database: Database, monkeypatch: pytest.MonkeyPatch, statements: str
 ) -> None:
     database.sql(
         "CREATE TABLE t (id int PRIMARY KEY, v text);"
@@ -128,4 +130,4 @@ def test_table_rewritten_between_slot_and_first_fingerprint_ends_equal(
         return export
 
     monkeypatch.setattr(SourceServer, "create_slot", create_slot_and_rewrite)
-    assert "public.t is equal (id, v)" in story.follow()
+    assert "public.t is equal (id, v)" in ingest.start()

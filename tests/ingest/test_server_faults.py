@@ -15,7 +15,7 @@ from tests.ingest.checker import check
 from tests.ingest.proxy import Proxy
 from tests.ingest.pump import Pump, until
 from tests.ingest.test_failpoints import are_slots_inactive, drop_slots, slots
-from tests.ingest.test_planted import caught
+from tests.ingest.test_planted_bugs import fails_if
 from tests.ingest.workload import SCHEMA, TABLES, Carrier, check_coins
 from tests.shared_postgres import QUICK
 
@@ -208,7 +208,7 @@ def test_promoted_standby_with_lost_transactions_is_detected(
 ) -> None:
     """The process keeps running. With the planted bug, it identifies the server only once."""
     with (
-        caught(planted),
+        fails_if(planted),
         standby_of(server) as standby,
         Proxy(server.port) as proxy,
         Pump(shop, tmp_path, url=through(proxy, shop)) as pump,
@@ -287,7 +287,7 @@ def test_source_at_another_server_fails_until_the_first_is_back(
 
 def durable(pump: Pump) -> int:
     """Return the durable LSN of the source."""
-    return int(pump.notes()["streamed"]["lsn"])
+    return int(pump.state()["streamed"]["lsn"])
 
 
 def position(database: Database) -> int:

@@ -30,7 +30,7 @@ from penstock.sources.postgres.snapshot import page_ranges
 from penstock.sources.postgres.stream_reader import Run, StreamReader
 from tests.ingest.checker import check
 from tests.ingest.pump import SOURCE, Pump
-from tests.ingest.story import Story
+from tests.ingest.scripted_ingest import ScriptedIngest
 
 VECTORS = json.loads((Path(__file__).parent.parent / "vectors" / "materialize.json").read_text())
 
@@ -41,10 +41,12 @@ def vector(id: str) -> dict[str, Any]:
 
 
 @pytest.fixture
-def story(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Story]:
-    told = Story(database, tmp_path, monkeypatch)
-    yield told
-    told.close()
+def ingest(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[ScriptedIngest]:
+    ingest = ScriptedIngest(database, tmp_path, monkeypatch)
+    yield ingest
+    ingest.close()
 
 
 class Heard:
@@ -141,7 +143,7 @@ def test_g20_a_publication_that_does_not_send_everything_is_refused(
     assert "does not send every insert" in str(error)
 
 
-def test_g17_g18_transactions(story: Story, database: Database) -> None:
+def test_g17_g18_transactions(ingest: ScriptedIngest, database: Database) -> None:
     database.sql(
         """
         CREATE TABLE t1 (f int); ALTER TABLE t1 REPLICA IDENTITY FULL;
@@ -149,8 +151,8 @@ def test_g17_g18_transactions(story: Story, database: Database) -> None:
         CREATE PUBLICATION penstock FOR ALL TABLES; INSERT INTO t1 VALUES (3), (4);
         """
     )
-    story.follow()
-    pump = story.pump
+    ingest.start()
+    pump = ingest.pump
     assert pump is not None
     given, expected = vector("G17")["given"], vector("G17")["expect"]
     with psycopg.connect(database.url()) as connection:
@@ -181,24 +183,24 @@ def check_after(pump: Pump, database: Database, tables: list[str]) -> dict[str, 
 
 
 def test_g12_g08_nothing_is_seen_before_every_copy_is_passed(
-    story: Story, database: Database
+    ingest: ScriptedIngest, database: Database
 ) -> None:
     database.sql(
         "CREATE TABLE a (id int PRIMARY KEY); CREATE TABLE b (id int PRIMARY KEY);"
         "INSERT INTO a VALUES (1); CREATE PUBLICATION penstock FOR ALL TABLES"
     )
-    story.hold()
-    story.follow()
-    pump = story.pump
+    ingest.hold()
+    ingest.start()
+    pump = ingest.pump
     assert pump is not None
     database.sql("INSERT INTO b VALUES (1)")
     assert not pump.collections()
     assert not pump.upper()
-    story.release()
+    ingest.release()
     pump.settle()
     check(pump, database, ["public.a", "public.b"])
     pump.stop()
-    notes = pump.notes()
+    notes = pump.state()
     snapshots = [note["snapshot_lsn"] for name, note in notes.items() if name.startswith("table/")]
     with pump.reader() as client:
         remap = client.collection(f"{SOURCE}_remap")
@@ -249,7 +251,7 @@ def test_g30_a_slot_that_was_dropped_while_we_were_away(database: Database, tmp_
     pump = Pump(database, tmp_path)
     with pump:
         pump.settle()
-    first = pump.notes()["slot"]["name"]
+    first = pump.state()["slot"]["name"]
     database.sql("SELECT pg_drop_replication_slot(%s)", [first])
     database.sql("UPDATE t SET v = 'away' WHERE id = 1; DELETE FROM t WHERE id = 2")
     with pump:
@@ -257,4 +259,4 @@ def test_g30_a_slot_that_was_dropped_while_we_were_away(database: Database, tmp_
         database.sql("INSERT INTO t VALUES (10, 'back')")
         pump.settle()
     check(pump, database, ["public.t"])
-    assert pump.notes()["slot"]["name"] != first
+    assert pump.state()["slot"]["name"] != first

@@ -46,7 +46,7 @@ def shop(database: Database) -> Database:
 
 
 @contextmanager
-def caught(planted: bool) -> Iterator[None]:
+def fails_if(planted: bool) -> Iterator[None]:
     """What is within must fail if there is a bug, and must not if there is none."""
     if not planted:
         yield
@@ -146,7 +146,7 @@ def test_every_tick_is_a_state_that_was(
     monkeypatch.setattr(tick_reader, "GATHER_BYTES", 1)
     if plant is not None:
         plant(monkeypatch)
-    with caught(plant is not None):
+    with fails_if(plant is not None):
         under_load(shop, tmp_path)
 
 
@@ -171,7 +171,7 @@ def test_values_are_printed_alike(
     with pump:
         pump.settle()
     database.sql(f"ALTER DATABASE {database.name} SET intervalstyle = 'iso_8601'")
-    with caught(planted):
+    with fails_if(planted):
         with pump:
             database.sql("UPDATE item SET id = id + 10")
             pump.settle()
@@ -312,7 +312,7 @@ def test_nothing_is_confirmed_before_it_is_durable(
     if plant is not None:
         plant(monkeypatch)
     pump = Pump(shop, tmp_path)
-    with caught(plant is not None):
+    with fails_if(plant is not None):
         for _ in range(3):
             with Carrier(shop.url()), armed(Failpoint.TICK_BEGIN, Action.ERROR, at_hit=8):
                 pump.start()
@@ -322,7 +322,7 @@ def test_nothing_is_confirmed_before_it_is_durable(
                 "SELECT confirmed_flush_lsn - '0/0' FROM pg_replication_slots"
                 " WHERE database = current_database() AND NOT temporary"
             )
-            assert confirmed <= pump.notes()["streamed"]["lsn"]
+            assert confirmed <= pump.state()["streamed"]["lsn"]
         with pump:
             pump.settle()
         check(pump, shop, TABLES, check_coins)
@@ -353,7 +353,7 @@ def test_a_commit_that_begins_where_a_tick_ended_is_in_the_next(
 ) -> None:
     if plant is not None:
         plant(monkeypatch)
-    with caught(plant is not None):
+    with fails_if(plant is not None):
         with Pump(shop, tmp_path) as pump, psycopg.connect(shop.url()) as connection:
             pump.settle()
             for number in range(8):
@@ -387,7 +387,7 @@ def test_a_resync_under_load_ends_equal(
 ) -> None:
     if plant is not None:
         plant(monkeypatch)
-    with caught(plant is not None):
+    with fails_if(plant is not None):
         with Pump(shop, tmp_path) as pump, Carrier(shop.url(), pause_ms=0) as carrier:
             for _ in range(4):
                 pump.settle()
@@ -432,7 +432,7 @@ def test_what_was_acknowledged_before_a_tick_is_in_it(
     if plant is not None:
         plant(monkeypatch)
     with (
-        caught(plant is not None),
+        fails_if(plant is not None),
         Pump(shop, tmp_path) as pump,
         psycopg.connect(shop.url(), autocommit=True) as connection,
     ):
