@@ -22,7 +22,7 @@ import pyarrow.csv as pcsv
 from measure import Figure, Measured, in_turn, main, medians
 
 from penstock.data.packed import pack
-from penstock.materialize import Connection, Stream, connect
+from penstock.materialize import ConnectorConnection, ConnectorStream, connect
 from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
@@ -102,7 +102,7 @@ def table(rows: int, *, updated: bool) -> pa.Table:
 
 
 @contextmanager
-def connector(name: str, folder: Path, number: int) -> Iterator[Connection]:
+def connector(name: str, folder: Path, number: int) -> Iterator[ConnectorConnection]:
     """Start a connector in a child process, and yield a connection to it."""
     address = f"unix:{folder}/{name}-{number}.sock"
     command = [sys.executable, "-m", "penstock.cli.main", "connector", "serve", name]
@@ -136,10 +136,10 @@ def build_spec(endpoint: Mapping[str, Any], name: str) -> MaterializationSpec:
 class Ours:
     """One Transactions stream that stores and loads a table."""
 
-    def __init__(self, connection: Connection, spec: MaterializationSpec) -> None:
+    def __init__(self, connection: ConnectorConnection, spec: MaterializationSpec) -> None:
         version = spec.bindings[0].resource_path[-1]
         connection.apply(Apply(spec, version))
-        self.stream: Stream = connection.transactions()
+        self.stream: ConnectorStream = connection.transactions()
         self.stream.send(Open(spec, version, WHOLE))
         self.stream.receive()
         self.stream.send(Acknowledge())

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from penstock.data.packed import pack
 from penstock.errors import PenstockError
-from penstock.materialize import Stream, connect
+from penstock.materialize import ConnectorStream, connect
 from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
@@ -122,7 +122,9 @@ def serve(folder: Path, name: str) -> tuple["subprocess.Popen[bytes]", str]:
     return process, address
 
 
-def open_stream(stream: Stream, spec: MaterializationSpec) -> tuple[Stream, bytes]:
+def open_stream(
+    stream: ConnectorStream, spec: MaterializationSpec
+) -> tuple[ConnectorStream, bytes]:
     """Send Open, and return the stream and the checkpoint of the endpoint."""
     stream.send(Open(spec, "1", WHOLE))
     response = stream.receive()
@@ -130,7 +132,7 @@ def open_stream(stream: Stream, spec: MaterializationSpec) -> tuple[Stream, byte
     return stream, response.checkpoint
 
 
-def begin(stream: Stream) -> None:
+def begin(stream: ConnectorStream) -> None:
     """Acknowledge the last commit, and flush without loads."""
     stream.send(Acknowledge())
     stream.receive()
@@ -138,7 +140,7 @@ def begin(stream: Stream) -> None:
     stream.receive()
 
 
-def commit(stream: Stream, ids: range, total: float, checkpoint: bytes) -> None:
+def commit(stream: ConnectorStream, ids: range, total: float, checkpoint: bytes) -> None:
     """Run one transaction."""
     begin(stream)
     stream.send(store(ids, total))

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from penstock.materialize import Connection, Stream, connect
+from penstock.materialize import ConnectorConnection, ConnectorStream, connect
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.protocol.errors import LocalProtocolError, RemoteProtocolError
 from penstock.protocol.key_range import WHOLE
@@ -52,12 +52,12 @@ def toy() -> Toy:
 
 
 @pytest.fixture
-def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
+def connection(toy: Toy, tmp_path: Path) -> Iterator[ConnectorConnection]:
     with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as line:
         yield line
 
 
-def opened(connection: Connection, *, delta: bool = False) -> Stream:
+def opened(connection: ConnectorConnection, *, delta: bool = False) -> ConnectorStream:
     stream = connection.transactions()
     stream.send(Open(spec(delta=delta), "v", WHOLE))
     assert isinstance(stream.receive(), Opened)
@@ -65,7 +65,7 @@ def opened(connection: Connection, *, delta: bool = False) -> Stream:
     return stream
 
 
-def ready(connection: Connection, *, delta: bool = False) -> Stream:
+def ready(connection: ConnectorConnection, *, delta: bool = False) -> ConnectorStream:
     stream = opened(connection, delta=delta)
     assert stream.receive() == Acknowledged()
     return stream
@@ -84,7 +84,7 @@ class FullDisk(ToyTransactor):
 
 
 def test_life_02_failed_store_is_reported_instead_of_started_commit(
-    toy: Toy, connection: Connection
+    toy: Toy, connection: ConnectorConnection
 ) -> None:
     assert outcome("life-02").endswith("transactor.Store: <err>")
     toy.transactor = FullDisk
@@ -103,7 +103,7 @@ def test_life_02_failed_store_is_reported_instead_of_started_commit(
 
 
 def test_life_06_stream_end_between_transactions_closes_cleanly(
-    toy: Toy, connection: Connection
+    toy: Toy, connection: ConnectorConnection
 ) -> None:
     assert outcome("life-06") == "driver sees EOF and exits cleanly"
     stream = ready(connection)
@@ -112,7 +112,7 @@ def test_life_06_stream_end_between_transactions_closes_cleanly(
     assert toy.events[-1] == "close 1"
 
 
-def test_life_07_stream_end_after_load_is_rejected(connection: Connection) -> None:
+def test_life_07_stream_end_after_load_is_rejected(connection: ConnectorConnection) -> None:
     said = outcome("life-07").removeprefix("driver error: ")
     assert said.startswith("unexpected EOF")
     stream = ready(connection)
@@ -131,7 +131,7 @@ def test_life_08_loaded_before_acknowledged_raises_remote_protocol_error() -> No
 
 
 def test_life_09_flush_before_acknowledged_raises_local_protocol_error(
-    connection: Connection,
+    connection: ConnectorConnection,
 ) -> None:
     assert outcome("life-09").startswith("protocol violation")
     stream = opened(connection)
@@ -143,7 +143,7 @@ def test_life_09_flush_before_acknowledged_raises_local_protocol_error(
 
 
 def test_life_11_delta_binding_accepts_flush_and_rejects_load(
-    toy: Toy, connection: Connection
+    toy: Toy, connection: ConnectorConnection
 ) -> None:
     expected = CASES["life-11"]["expect"]
     stream = ready(connection, delta=True)

@@ -24,7 +24,7 @@ from penstock.connectors.files.staged_files import StagedFiles, StagedResource
 from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
 from penstock.materialize import connect
-from penstock.materialize.connector_client import Connection, Stream
+from penstock.materialize.connector_client import ConnectorConnection, ConnectorStream
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol.connector_state import EMPTY, combine_state
 from penstock.protocol.key_range import WHOLE, KeyRange
@@ -82,7 +82,7 @@ class Task:
         )
 
     @contextmanager
-    def serve(self) -> Iterator[Connection]:
+    def serve(self) -> Iterator[ConnectorConnection]:
         """Yield a connection to a new connector whose only state is the folder."""
         with (
             serve(built_in(self.name), "127.0.0.1:0") as server,
@@ -90,10 +90,10 @@ class Task:
         ):
             yield connection
 
-    def apply(self, connection: Connection, *, dry_run: bool = False) -> str:
+    def apply(self, connection: ConnectorConnection, *, dry_run: bool = False) -> str:
         return connection.apply(Apply(self.spec, "v1", dry_run)).action_description
 
-    def open(self, connection: Connection, key_range: KeyRange = WHOLE) -> "Shard":
+    def open(self, connection: ConnectorConnection, key_range: KeyRange = WHOLE) -> "Shard":
         return Shard(self, connection.transactions(), key_range)
 
     def rows(self, table: int = 0) -> list[Any]:
@@ -103,7 +103,7 @@ class Task:
 class Shard:
     """Opened and acknowledged stream of a task."""
 
-    def __init__(self, task: Task, stream: Stream, key_range: KeyRange) -> None:
+    def __init__(self, task: Task, stream: ConnectorStream, key_range: KeyRange) -> None:
         self.task, self.stream = task, stream
         self.exchange(Open(task.spec, "v1", key_range, task.state.json or b"{}"), Opened)
         self.exchange(Acknowledge(), Acknowledged)

@@ -21,7 +21,7 @@ import pytest
 
 from penstock.data.packed import pack_row
 from penstock.errors import PenstockError
-from penstock.materialize import Stream, connect
+from penstock.materialize import ConnectorStream, connect
 from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
@@ -76,7 +76,7 @@ class Writer:
         self.process = process
         self._spec = spec
         self._connection = connect(process.address)
-        self._stream: Stream | None = None
+        self._stream: ConnectorStream | None = None
         self.at = 0
 
     def step(self, name: str) -> None:

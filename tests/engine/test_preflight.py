@@ -13,7 +13,7 @@ from penstock.catalog.diff import Change
 from penstock.engine import apply
 from penstock.engine.preflight import plan_file
 from penstock.errors import UsageError
-from penstock.materialize.binding_kind import Rows
+from penstock.materialize.binding_kind import RowsKind
 from penstock.materialize.spec_builder import _check_deletes
 from penstock.pipeline.file import MaterializationSection
 from penstock.protocol.messages import ValidatedBinding
@@ -165,7 +165,7 @@ def test_plan_lists_the_columns_that_are_omitted_with_the_reason(shop: Shop) -> 
 
 def test_hard_deletes_of_a_connector_without_deletes_are_rejected() -> None:
     binding = {"collection": "shop.public.a", "resource": {"table": "t"}}
-    described = [(CollectionSpec("shop.public.a"), Rows(("id",)))]
+    described = [(CollectionSpec("shop.public.a"), RowsKind(("id",)))]
     answers = [ValidatedBinding({}, ("t",), False, accepts_delete=False)]
 
     def check(append_only: Collection[str] = (), **options: Any) -> None:

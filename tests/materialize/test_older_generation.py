@@ -8,7 +8,7 @@ import grpc
 import pyarrow as pa
 import pytest
 
-from penstock.materialize import Connection, Generation, connect
+from penstock.materialize import ConnectorConnection, Generation, connect
 from penstock.materialize.errors import ConnectorRefused
 from penstock.protocol._generated import flow_pb2, materialize_pb2
 from penstock.protocol.errors import LocalProtocolError
@@ -95,7 +95,7 @@ class Older(grpc.GenericRpcHandler):
 
 
 @pytest.fixture
-def older(tmp_path: Path) -> Iterator[tuple[Older, Connection]]:
+def older(tmp_path: Path) -> Iterator[tuple[Older, ConnectorConnection]]:
     handler = Older()
     server = grpc.server(ThreadPoolExecutor(4), handlers=[handler])
     server.add_insecure_port(f"unix:{tmp_path}/older.sock")

@@ -9,7 +9,7 @@ from penstock.errors import IndeterminateError
 from penstock.failpoints import Action, Failpoint, armed
 from penstock.materialize.checkpoint import Checkpoint, ResourceProgress
 from penstock.materialize.inputs import hold_owner
-from penstock.materialize.intervals import BoundResource, Rewrite, missing_interval
+from penstock.materialize.intervals import BoundResource, RewriteInterval, missing_interval
 from tests.materialize.lake import Endpoint, Table, bring, materializing, once
 
 
@@ -44,7 +44,7 @@ def test_backfill_compares_with_earlier_contents_only_from_since(
 ) -> None:
     bound = BoundResource("t", "shop.t", "shop/1", backfill=1, since=20, upper=60)
     opened = Checkpoint("local", {"t": ResourceProgress("shop/1", 0, frontier)})
-    assert missing_interval(bound, opened, 50) == Rewrite(before, 49)
+    assert missing_interval(bound, opened, 50) == RewriteInterval(before, 49)
 
 
 @pytest.mark.parametrize(("frontier", "before"), [(20, None), (21, 20)])
@@ -53,4 +53,4 @@ def test_rewrite_for_new_layout_compares_with_earlier_contents_only_from_since(
 ) -> None:
     bound = BoundResource("t", "shop.t", "shop/1", backfill=0, since=20, upper=60, layout="new")
     opened = Checkpoint("local", {"t": ResourceProgress("shop/1", 0, frontier, layout="old")})
-    assert missing_interval(bound, opened, 50) == Rewrite(before, 49)
+    assert missing_interval(bound, opened, 50) == RewriteInterval(before, 49)

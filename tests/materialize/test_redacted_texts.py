@@ -11,7 +11,7 @@ from urllib.parse import quote
 import grpc
 import pytest
 
-from penstock.materialize import Connection, connect
+from penstock.materialize import ConnectorConnection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol._generated import materialize_pb2 as pb
 from penstock.protocol.key_range import WHOLE
@@ -91,7 +91,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Foreign, 
 
 
 @pytest.fixture
-def connection(served: tuple[Foreign, str]) -> Iterator[Connection]:
+def connection(served: tuple[Foreign, str]) -> Iterator[ConnectorConnection]:
     foreign, address = served
     foreign.fails, foreign.has_spec = False, True
     with connect(address) as found:
@@ -99,7 +99,7 @@ def connection(served: tuple[Foreign, str]) -> Iterator[Connection]:
 
 
 SPEC = replace(spec(), endpoint_spec_json=json.dumps(CONFIG))
-CALLS: dict[str, Callable[[Connection], str]] = {
+CALLS: dict[str, Callable[[ConnectorConnection], str]] = {
     "validate": lambda it: (
         next(iter(it.validate(_validate()).bindings[0].constraints.values())).reason
     ),
@@ -113,14 +113,16 @@ def _validate() -> Validate:
     return Validate(SPEC.materialization, SPEC.endpoint_spec_json, tuple(bindings))
 
 
-def text_of_error(connection: Connection, call: Callable[[Connection], Any]) -> str:
+def text_of_error(
+    connection: ConnectorConnection, call: Callable[[ConnectorConnection], Any]
+) -> str:
     with pytest.raises(ConnectorError) as raised:
         call(connection)
     error = raised.value
     return f"{error} {error.detail} {error.hint} {error.__cause__!r}"
 
 
-def opened(connection: Connection) -> None:
+def opened(connection: ConnectorConnection) -> None:
     stream = connection.transactions()
     stream.send(Open(SPEC, "v1", WHOLE))
     stream.receive()
@@ -128,7 +130,7 @@ def opened(connection: Connection) -> None:
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_secret_marked_in_schema_is_redacted_in_every_encoding(
-    served: tuple[Foreign, str], connection: Connection, encoding: str
+    served: tuple[Foreign, str], connection: ConnectorConnection, encoding: str
 ) -> None:
     written = ENCODINGS[encoding](SECRET)
     served[0].text = f"table toy: access with {written} is denied"
@@ -147,7 +149,7 @@ def assert_redacted(text: str, written: str) -> None:
 
 
 def test_every_config_string_is_redacted_if_schema_is_unavailable(
-    served: tuple[Foreign, str], connection: Connection
+    served: tuple[Foreign, str], connection: ConnectorConnection
 ) -> None:
     foreign = served[0]
     foreign.has_spec, foreign.fails = False, True

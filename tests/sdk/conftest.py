@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.materialize import Connection, connect
+from penstock.materialize import ConnectorConnection, connect
 from penstock.sdk import serve
 from tests.sdk.toy import Toy
 
@@ -16,6 +16,6 @@ def toy() -> Toy:
 
 
 @pytest.fixture
-def connection(toy: Toy, tmp_path: Path) -> Iterator[Connection]:
+def connection(toy: Toy, tmp_path: Path) -> Iterator[ConnectorConnection]:
     with serve(toy, f"unix:{tmp_path}/toy.sock") as server, connect(server.address) as connection:
         yield connection

@@ -4,7 +4,7 @@ import threading
 
 import pyarrow as pa
 
-from penstock.materialize import Connection, Stream
+from penstock.materialize import ConnectorConnection, ConnectorStream
 from penstock.protocol.key_range import WHOLE
 from penstock.protocol.messages import (
     Acknowledge,
@@ -22,14 +22,16 @@ from tests.sdk.toy import docs, keys, spec
 PATIENCE_S = 30
 
 
-def opened(connection: Connection, key_range=WHOLE, version="v", names=(), **options) -> Stream:
+def opened(
+    connection: ConnectorConnection, key_range=WHOLE, version="v", names=(), **options
+) -> ConnectorStream:
     stream = connection.transactions()
     stream.send(Open(spec(*names, **options), version, key_range))
     assert isinstance(stream.receive(), Opened)
     return stream
 
 
-def ready(connection: Connection, **options) -> Stream:
+def ready(connection: ConnectorConnection, **options) -> ConnectorStream:
     stream = opened(connection, **options)
     stream.send(Acknowledge())
     assert stream.receive() == Acknowledged()
@@ -42,7 +44,7 @@ def store(*ids: int, binding: int = 0) -> Store:
     return Store(binding, keys(*ids), none, documents, pa.array([False] * len(ids)))
 
 
-def committed(stream: Stream, *stores: Store, checkpoint: bytes = b"cp") -> StartedCommit:
+def committed(stream: ConnectorStream, *stores: Store, checkpoint: bytes = b"cp") -> StartedCommit:
     stream.send(Flush())
     assert stream.receive() == Flushed()
     for message in stores:
@@ -53,7 +55,7 @@ def committed(stream: Stream, *stores: Store, checkpoint: bytes = b"cp") -> Star
     return response
 
 
-def drained(stream: Stream) -> None:
+def drained(stream: ConnectorStream) -> None:
     while stream.receive() is not None:
         pass
 

@@ -50,7 +50,7 @@ from penstock.materialize.backfill import (
     replaced_resources,
 )
 from penstock.materialize.binding_kind import describe_collection
-from penstock.materialize.connector_client import Connection, connect
+from penstock.materialize.connector_client import ConnectorConnection, connect
 from penstock.materialize.connector_process import resolve_connector
 from penstock.materialize.errors import ConnectorError, ConnectorRefused
 from penstock.materialize.recovery_log import from_entries
@@ -250,7 +250,7 @@ def _applied(
     section: MaterializationSection,
     pipeline: Pipeline,
     shapes: _Shapes,
-    connection: Connection,
+    connection: ConnectorConnection,
     *,
     changed: bool,
 ) -> Iterator[Change]:

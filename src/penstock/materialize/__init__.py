@@ -8,18 +8,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 import penstock.protocol  # noqa: F401 - before gRPC: sets its log level
-from penstock.materialize.connector_client import Connection, Generation, Stream, connect
+from penstock.materialize.connector_client import (
+    ConnectorConnection,
+    ConnectorStream,
+    Generation,
+    connect,
+)
 
 if TYPE_CHECKING:
     from penstock.materialize.runner import LocalRunner, Runner
     from penstock.materialize.tasks import Supervisor, run
 
 __all__ = [
-    "Connection",
+    "ConnectorConnection",
+    "ConnectorStream",
     "Generation",
     "LocalRunner",
     "Runner",
-    "Stream",
     "Supervisor",
     "connect",
     "run",

@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from penstock.data import DIFF
 from penstock.errors import UsageError
-from penstock.materialize.binding_kind import BindingKind, BindingPlan, Documents, Rows
+from penstock.materialize.binding_kind import BindingKind, BindingPlan, DocumentsKind, RowsKind
 from penstock.materialize.checkpoint import NOTHING, ResourceProgress, path_text
 from penstock.materialize.inputs import ClaimedCollection
 from penstock.materialize.intervals import missing_interval
@@ -232,7 +232,7 @@ def check_shards(
     for number, reached in replaced_bindings(section, built, log, predecessors).items():
         binding, (_, kind) = built.spec.bindings[number], built.described[number]
         path = path_text(binding.resource_path)
-        counted = isinstance(kind, Documents) and kind.counted
+        counted = isinstance(kind, DocumentsKind) and kind.counted
         raised = reached.backfill < section.bindings[number].backfill
         name = section.bindings[number].collection
         known = raised and path not in log.unknown and reached.collection not in predecessors(name)
@@ -328,7 +328,7 @@ def rows_written(holding: ClaimedCollection, kind: BindingKind, frontier: int) -
     """
     state, as_of = holding.state, frontier - 1
     readable = state.since <= as_of < state.upper
-    if not readable or not isinstance(kind, Rows):
+    if not readable or not isinstance(kind, RowsKind):
         return None
     scan = scan_snapshot(state, as_of)
     tables = read_parts(holding.url, state, (*scan.base, *scan.deltas), scan.schema)

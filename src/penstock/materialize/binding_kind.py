@@ -1,7 +1,7 @@
 """The two kinds of collections for a connector: rows of a table, and documents to reduce.
 
-    Rows        the changes alone determine the last row of each key
-    Documents   each row is a document, and is reduced into the stored document of its key
+    RowsKind        the changes alone determine the last row of each key
+    DocumentsKind   each row is a document, and is reduced into the stored document of its key
 
 The section of a collection in the pipeline file determines its kind:
 
@@ -33,7 +33,15 @@ if TYPE_CHECKING:
     # Spark tasks import this module, but do not read the pipeline file.
     from penstock.pipeline import CollectionSection
 
-__all__ = ["COUNT", "ROW", "BindingKind", "BindingPlan", "Documents", "Rows", "describe_collection"]
+__all__ = [
+    "COUNT",
+    "ROW",
+    "BindingKind",
+    "BindingPlan",
+    "DocumentsKind",
+    "RowsKind",
+    "describe_collection",
+]
 
 ROW: Final = "mz_row"
 """Key column added to rows without a key: a digest of the row."""
@@ -43,7 +51,7 @@ COUNT: Final = "mz_count"
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsKind:
     """Collection that is stored as the last row of each key."""
 
     key: tuple[str, ...]
@@ -54,7 +62,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Documents:
+class DocumentsKind:
     """Collection that is stored as one reduced document for each key."""
 
     reducer: Reducer
@@ -92,7 +100,7 @@ class Documents:
     """
 
 
-BindingKind = Rows | Documents
+BindingKind = RowsKind | DocumentsKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,12 +142,14 @@ def describe_collection(
     if section is None or section.key is None:
         if not key:
             return _counted(name, columns, keyless=True)
-        return build_row_spec(name, columns, key, defaults), Rows(key, describe_renderings(columns))
+        return build_row_spec(name, columns, key, defaults), RowsKind(
+            key, describe_renderings(columns)
+        )
     if section.key == "row":
         return _counted(name, columns)
     if section.documents is None:
         named = tuple(_column(pointer, columns, name) for pointer in section.key)
-        return build_row_spec(name, columns, named, defaults), Rows(
+        return build_row_spec(name, columns, named, defaults), RowsKind(
             named, describe_renderings(columns)
         )
     return _reduced(name, columns, section.key, section.documents, section)
@@ -161,12 +171,12 @@ def _reduced(
     spec = build_document_spec(name, schema, key, section.projections)
     reducer, defaults = Reducer(schema, name), field_defaults(spec)
     if section.document is not None:
-        return spec, Documents(reducer, key, section.document, defaults, section.order)
+        return spec, DocumentsKind(reducer, key, section.document, defaults, section.order)
     named = [_column(pointer, columns, name) for pointer in key]
     native = native_plan(schema, columns, named, section.order)
     order = section.order if native is None else native.order
     renderings = describe_renderings(columns)
-    return spec, Documents(reducer, key, None, defaults, order, native, renderings=renderings)
+    return spec, DocumentsKind(reducer, key, None, defaults, order, native, renderings=renderings)
 
 
 def _counted(
@@ -193,7 +203,7 @@ def _counted(
     }
     spec = build_row_spec(name, with_count, (ROW,))
     reducer, columns_hash = Reducer(schema, name), xxhash.xxh64_hexdigest(columns.serialize())
-    return spec, Documents(
+    return spec, DocumentsKind(
         reducer,
         (f"/{ROW}",),
         counted=True,

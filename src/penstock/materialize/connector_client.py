@@ -70,7 +70,7 @@ from penstock.protocol.wire import (
     encode_request,
 )
 
-__all__ = ["Connection", "Generation", "Stream", "connect"]
+__all__ = ["ConnectorConnection", "ConnectorStream", "Generation", "connect"]
 
 UNLIMITED: Final = -1
 KEEPALIVE_MS: Final = 20_000
@@ -112,7 +112,7 @@ def connect(
     generation: Generation = Generation.START_COMMIT,
     patience_s: float | None = PATIENCE_S,
     stop: threading.Event | None = None,
-) -> "Connection":
+) -> "ConnectorConnection":
     """Return a connection to the connector at `address`: `host:port`, or `unix:PATH`.
 
     A stream is cancelled in two cases while a response is awaited:
@@ -127,10 +127,10 @@ def connect(
     Raises:
         UsageError: the connection would not be private.
     """
-    return Connection(address, security or Security(), generation, patience_s, stop)
+    return ConnectorConnection(address, security or Security(), generation, patience_s, stop)
 
 
-class Connection:
+class ConnectorConnection:
     """Connection of the runtime to one connector."""
 
     def __init__(
@@ -208,14 +208,14 @@ class Connection:
         """Delete the applied resources."""
         return self._change("ApplyDelete", request)
 
-    def transactions(self, *, checked: bool = True) -> "Stream":
+    def transactions(self, *, checked: bool = True) -> "ConnectorStream":
         """Open a stream of transactions.
 
         If `checked`, the order of the messages of both sides is checked against the table.
         """
         self._read_marks()
         method = self._channel.stream_stream(METHODS + "Transactions")
-        return Stream(
+        return ConnectorStream(
             self.address,
             method,
             self._metadata,
@@ -299,7 +299,7 @@ class Connection:
                 silent_ms = SYSTEM_CLOCK.boot_ms()
 
 
-class Stream:
+class ConnectorStream:
     """One Transactions stream."""
 
     def __init__(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from penstock.errors import InternalError
 from penstock.materialize.checkpoint import NOTHING, Checkpoint, decode, encode
-from penstock.materialize.connector_client import Connection, Stream
+from penstock.materialize.connector_client import ConnectorConnection, ConnectorStream
 from penstock.materialize.errors import ConnectorFailed
 from penstock.protocol.messages import (
     Acknowledge,
@@ -49,12 +49,12 @@ class ConnectorSession:
     checkpoint: Checkpoint
     """Checkpoint of the endpoint after the last commit is acknowledged."""
 
-    _stream: Stream
+    _stream: ConnectorStream
     _receiver: "_Receiver | None" = field(default=None, init=False)
 
     @classmethod
     def open(
-        cls, connection: Connection, request: Open, *, id: str, logged: Checkpoint | None
+        cls, connection: ConnectorConnection, request: Open, *, id: str, logged: Checkpoint | None
     ) -> "ConnectorSession":
         """Open a stream, which becomes the only writer of its key range.
 
@@ -144,7 +144,7 @@ class ConnectorSession:
 class _Receiver:
     """Thread that receives all responses from Acknowledged to Flushed."""
 
-    def __init__(self, stream: Stream, loaded: Callable[[Loaded], None]) -> None:
+    def __init__(self, stream: ConnectorStream, loaded: Callable[[Loaded], None]) -> None:
         self._stream = stream
         self._loaded = loaded
         self._error: BaseException | None = None
@@ -179,14 +179,14 @@ class _Receiver:
             self._acknowledged.set()
 
 
-def _next(stream: Stream) -> Response:
+def _next(stream: ConnectorStream) -> Response:
     response = stream.receive()
     if response is None:
         raise ConnectorFailed("connector ended the stream during a transaction")
     return response
 
 
-def _expect(stream: Stream, kind: type[Opened], address: str) -> Opened:
+def _expect(stream: ConnectorStream, kind: type[Opened], address: str) -> Opened:
     response = stream.receive()
     if not isinstance(response, kind):
         raise ConnectorFailed(f"connector at {address} ended the stream before Opened")

@@ -23,9 +23,14 @@ import pyarrow.compute as pc
 from penstock.data import DIFF, TIME, advance, consolidate, negate
 from penstock.data.packed import pack
 from penstock.errors import DefiniteError
-from penstock.materialize.binding_kind import COUNT, ROW, BindingPlan, Documents, Rows
+from penstock.materialize.binding_kind import COUNT, ROW, BindingPlan, DocumentsKind, RowsKind
 from penstock.materialize.document_fields import pack_fields
-from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite
+from penstock.materialize.intervals import (
+    ChangesInterval,
+    ContentsInterval,
+    Interval,
+    RewriteInterval,
+)
 from penstock.materialize.last_row_per_key import select_last_rows
 from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.persist.errors import CollectionErrored
@@ -51,13 +56,13 @@ ORDER: Final = "order"
 def estimate_bytes(collection: CollectionState, interval: Interval) -> int:
     """Return an estimate of the most bytes that an interval takes as Arrow."""
     match interval:
-        case Changes(lower, upper):
+        case ChangesInterval(lower, upper):
             return sum(
                 batch.memory
                 for batch in collection.batches
                 if batch.lower < upper and batch.upper > lower
             )
-        case Contents(as_of) | Rewrite(_, as_of):
+        case ContentsInterval(as_of) | RewriteInterval(_, as_of):
             return sum(batch.memory for batch in collection.batches if batch.lower <= as_of)
 
 
@@ -69,7 +74,7 @@ def can_stream(plan: BindingPlan, interval: Interval, most_bytes: int) -> bool:
     scan = _sorted_contents(plan, interval)
     if scan is None or scan.delta_memory >= most_bytes:
         return False
-    if isinstance(interval, Rewrite) and interval.before is not None:
+    if isinstance(interval, RewriteInterval) and interval.before is not None:
         return estimate_bytes(plan.collection, _since(interval)) < most_bytes
     return True
 
@@ -84,10 +89,10 @@ def read_locally(plan: BindingPlan, interval: Interval) -> Iterable[pa.Table]:
 
 def _sorted_contents(plan: BindingPlan, interval: Interval) -> SnapshotScan | None:
     """Return a scan of contents whose base is in key order; None if they cannot be streamed."""
-    if isinstance(interval, Changes) or not isinstance(plan.kind, Rows):
+    if isinstance(interval, ChangesInterval) or not isinstance(plan.kind, RowsKind):
         return None
     scan = scan_snapshot(plan.collection, interval.as_of)
-    if isinstance(interval, Rewrite) and interval.before is not None:
+    if isinstance(interval, RewriteInterval) and interval.before is not None:
         try:
             since = _since(interval)
             scan_changes(plan.collection, since.lower, since.upper)
@@ -98,10 +103,10 @@ def _sorted_contents(plan: BindingPlan, interval: Interval) -> SnapshotScan | No
     return scan if scan.base and plan.kind.key == scan.schema.key and plain else None
 
 
-def _since(interval: Rewrite) -> Changes:
+def _since(interval: RewriteInterval) -> ChangesInterval:
     """Return the interval of the changes since the resource was written."""
     assert interval.before is not None
-    return Changes(interval.before + 1, interval.as_of + 1)
+    return ChangesInterval(interval.before + 1, interval.as_of + 1)
 
 
 def _parts(plan: BindingPlan, interval: Interval, scan: SnapshotScan) -> Iterator[pa.Table]:
@@ -118,7 +123,7 @@ def _parts(plan: BindingPlan, interval: Interval, scan: SnapshotScan) -> Iterato
         part = following
     last = [deltas] if part is None else [part, deltas]
     yield advance(pa.concat_tables(last), scan.as_of)
-    if isinstance(interval, Rewrite) and interval.before is not None:
+    if isinstance(interval, RewriteInterval) and interval.before is not None:
         # Only the changes contain the keys that were deleted since the resource was written.
         since = _since(interval)
         changes = _changes(plan.url, collection, since.lower, since.upper)
@@ -132,9 +137,9 @@ def _parts(plan: BindingPlan, interval: Interval, scan: SnapshotScan) -> Iterato
 def _read_at_once(plan: BindingPlan, interval: Interval) -> pa.Table:
     updates = _updates(plan, interval)
     match plan.kind:
-        case Rows():
+        case RowsKind():
             return updates
-        case Documents() as kind:
+        case DocumentsKind() as kind:
             if kind.counted and updates.num_rows:
                 updates = consolidate(advance(updates, pc.max(updates.column(TIME)).as_py()))
             documents = updates_to_documents(updates, kind, collection=plan.bound.name)
@@ -143,7 +148,7 @@ def _read_at_once(plan: BindingPlan, interval: Interval) -> pa.Table:
             return documents.select(COMBINED.names)
 
 
-def updates_to_documents(updates: pa.Table, kind: Documents, *, collection: str) -> pa.Table:
+def updates_to_documents(updates: pa.Table, kind: DocumentsKind, *, collection: str) -> pa.Table:
     """Return updates as documents: the columns of `COMBINED`, then the order columns.
 
     Counted rows carry their diff as `COUNT`.
@@ -184,7 +189,7 @@ def check_no_deletes(
         )
 
 
-def sort_columns(kind: Documents) -> list[str]:
+def sort_columns(kind: DocumentsKind) -> list[str]:
     """Return the sort columns of documents: key, order columns, then the text of the document."""
     return ["key", *(f"{ORDER}{number}" for number in range(len(kind.order))), "document"]
 
@@ -210,13 +215,13 @@ def split_at_keys(tables: Iterable[pa.Table], key: tuple[str, ...]) -> Iterator[
 def _updates(plan: BindingPlan, interval: Interval) -> pa.Table:
     url, collection = plan.url, plan.collection
     match interval:
-        case Changes(lower, upper):
+        case ChangesInterval(lower, upper):
             return _changes(url, collection, lower, upper)
-        case Contents(as_of) | Rewrite(None, as_of):
+        case ContentsInterval(as_of) | RewriteInterval(None, as_of):
             return _contents(url, collection, as_of)
-        case Rewrite(before, as_of):
+        case RewriteInterval(before, as_of):
             now = consolidate(_contents(url, collection, as_of))
-            if not isinstance(plan.kind, Rows) or before is None:
+            if not isinstance(plan.kind, RowsKind) or before is None:
                 # Reduced documents are never deleted, and counted rows are truncated first.
                 return now
             # Only the previous contents contain the keys that were deleted since.
@@ -241,7 +246,7 @@ def _like(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _texts(rows: pa.Table, kind: Documents, collection: str) -> pa.Array:
+def _texts(rows: pa.Table, kind: DocumentsKind, collection: str) -> pa.Array:
     if kind.document is None:
         return encode_documents(rows)
     texts = rows.column(kind.document).combine_chunks()

@@ -35,10 +35,10 @@ from penstock.persist.state import CollectionState
 
 __all__ = [
     "BoundResource",
-    "Changes",
-    "Contents",
+    "ChangesInterval",
+    "ContentsInterval",
     "Interval",
-    "Rewrite",
+    "RewriteInterval",
     "checkpoint_after",
     "limit_upper",
     "missing_interval",
@@ -107,14 +107,14 @@ class BoundResource:
 
 
 @dataclass(frozen=True, slots=True)
-class Contents:
+class ContentsInterval:
     """All rows as of a time, for a resource that holds none."""
 
     as_of: int
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
+class ChangesInterval:
     """Changes with times in `[lower, upper)`."""
 
     lower: int
@@ -122,7 +122,7 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Rewrite:
+class RewriteInterval:
     """All rows as of a time, for a resource that may hold the rows of an earlier time."""
 
     before: int | None
@@ -134,7 +134,7 @@ class Rewrite:
     as_of: int
 
 
-Interval = Contents | Changes | Rewrite
+Interval = ContentsInterval | ChangesInterval | RewriteInterval
 
 
 def missing_interval(bound: BoundResource, opened: Checkpoint, upper: int) -> Interval | None:
@@ -149,11 +149,11 @@ def missing_interval(bound: BoundResource, opened: Checkpoint, upper: int) -> In
     if not bound.includes(reached, upper):
         return None
     if reached is None:
-        return Contents(upper - 1)
+        return ContentsInterval(upper - 1)
     if bound.unknown or reached.columns != bound.columns:
-        return Rewrite(None, upper - 1)
+        return RewriteInterval(None, upper - 1)
     if reached.collection in bound.predecessors and reached.backfill == bound.backfill:
-        return Rewrite(None, upper - 1)
+        return RewriteInterval(None, upper - 1)
     if reached.backfill > bound.backfill:
         raise UsageError(
             f"resource {bound.path} holds backfill {reached.backfill} of collection "
@@ -161,20 +161,20 @@ def missing_interval(bound: BoundResource, opened: Checkpoint, upper: int) -> In
             hint=f"Set backfill: {reached.backfill}, or a larger number to write it again.",
         )
     if reached.collection != bound.collection and reached.backfill < bound.backfill:
-        return Rewrite(None, upper - 1)
+        return RewriteInterval(None, upper - 1)
     _check_history(bound, reached)
     if reached.backfill < bound.backfill:
         # Truncation also removes rows of other writers. Without it, those rows stay.
         before = reached.frontier - 1
         known = before >= bound.since and not bound.truncates
-        return Rewrite(before if known else None, upper - 1)
+        return RewriteInterval(before if known else None, upper - 1)
     before = reached.frontier - 1
     if reached.frontier > upper:
         return None
     if not bound.holds_layout(reached):
         # SUBTLE: also if the frontier equals upper. If the file has changed since upper was
         # planned, rows may have been stored with the planned layout.
-        return Rewrite(before if before >= bound.since else None, upper - 1)
+        return RewriteInterval(before if before >= bound.since else None, upper - 1)
     if reached.frontier == upper:
         return None
     if reached.frontier <= bound.since and reached.frontier:
@@ -184,8 +184,8 @@ def missing_interval(bound: BoundResource, opened: Checkpoint, upper: int) -> In
             hint=f"Write the resource again: set its backfill to {reached.backfill + 1}.",
         )
     if any(lower < upper and end > reached.frontier for lower, end in bound.errors):
-        return Rewrite(before, upper - 1)
-    return Changes(reached.frontier, upper)
+        return RewriteInterval(before, upper - 1)
+    return ChangesInterval(reached.frontier, upper)
 
 
 def _check_history(bound: BoundResource, reached: ResourceProgress) -> None:

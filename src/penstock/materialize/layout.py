@@ -20,7 +20,7 @@ from typing import Any, Final
 import msgspec
 import xxhash
 
-from penstock.materialize.binding_kind import BindingKind, Documents
+from penstock.materialize.binding_kind import BindingKind, DocumentsKind
 from penstock.materialize.row_encoder import column_pointer
 from penstock.persist.state_store import StateStore
 from penstock.protocol.specs import CollectionSpec, MaterializationBinding, Projection
@@ -69,7 +69,7 @@ def layout_of(
     for position, name in enumerate(selection.keys):
         pointer, rendering = fields[name]
         fields[name] = pointer, f"{rendering} key {position}"
-    return Layout({} if isinstance(kind, Documents) else columns, fields)
+    return Layout({} if isinstance(kind, DocumentsKind) else columns, fields)
 
 
 def compare_layouts(before: Layout, after: Layout, filled: Collection[str]) -> LayoutChange:

@@ -26,7 +26,7 @@ from penstock.failpoints import Failpoint, hit
 from penstock.materialize.binding_kind import BindingPlan
 from penstock.materialize.checkpoint import Checkpoint
 from penstock.materialize.commit_barrier import ShardReport
-from penstock.materialize.connector_client import Connection, connect
+from penstock.materialize.connector_client import ConnectorConnection, connect
 from penstock.materialize.connector_session import ConnectorSession
 from penstock.materialize.interval_reader import read_locally
 from penstock.materialize.intervals import Interval, checkpoint_after, missing_interval
@@ -122,12 +122,12 @@ class EndpointAhead(UsageError):
 
 @dataclass(slots=True)
 class _OpenSession:
-    connection: Connection
+    connection: ConnectorConnection
     session: ConnectorSession
     pid: int
 
 
-_connections: Final[dict[tuple[str, str], Connection]] = {}
+_connections: Final[dict[tuple[str, str], ConnectorConnection]] = {}
 """Connections of this process, by materialization and key range, also while they open."""
 
 _sessions: Final[dict[tuple[str, str], _OpenSession]] = {}
@@ -173,7 +173,7 @@ def run_shard(
         ):
             raise CheckpointMismatch(plan.log.key_range, open_session.session.checkpoint)
         with ThreadPoolExecutor(1, "read ahead") as pool:
-            run = _Run(open_session.session, channel, pool)
+            run = _TransactionRun(open_session.session, channel, pool)
             try:
                 following = run.transact(plan, reader, opened=opened, opened_ms=opened_ms)
                 while following is not None:
@@ -231,7 +231,7 @@ def _check_not_emptied(plan: ShardPlan, opened: Checkpoint) -> None:
             )
 
 
-class _Run:
+class _TransactionRun:
     """Transactions of one Spark task."""
 
     def __init__(

@@ -16,10 +16,10 @@ import pyarrow.compute as pc
 
 from penstock.data.packed import key_hashes, pack, unpack_row
 from penstock.errors import DefiniteError, InternalError, UsageError
-from penstock.materialize.binding_kind import COUNT, BindingPlan, Documents, Rows
+from penstock.materialize.binding_kind import COUNT, BindingPlan, DocumentsKind, RowsKind
 from penstock.materialize.connector_session import ConnectorSession
 from penstock.materialize.document_fields import field_defaults, pack_fields
-from penstock.materialize.intervals import Contents, Interval, Rewrite
+from penstock.materialize.intervals import ContentsInterval, Interval, RewriteInterval
 from penstock.materialize.last_row_per_key import LastRows, select_last_rows
 from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.materialize.spill import SpillingCombiner
@@ -55,13 +55,15 @@ def read_order(bindings: Sequence[BindingPlan]) -> list[int]:
 
     Bindings of documents are first, because no Load may follow the first Store.
     """
-    return sorted(range(len(bindings)), key=lambda number: isinstance(bindings[number].kind, Rows))
+    return sorted(
+        range(len(bindings)), key=lambda number: isinstance(bindings[number].kind, RowsKind)
+    )
 
 
 def needs_truncation(plan: BindingPlan, interval: Interval | None) -> bool:
     """Return whether a rewrite must truncate the resource, because its keys are unknown."""
-    counted = isinstance(plan.kind, Documents) and plan.kind.counted
-    return isinstance(interval, Rewrite) and (counted or interval.before is None)
+    counted = isinstance(plan.kind, DocumentsKind) and plan.kind.counted
+    return isinstance(interval, RewriteInterval) and (counted or interval.before is None)
 
 
 class TransactionInput:
@@ -97,12 +99,12 @@ class TransactionInput:
         """Read and combine all documents, and yield the Loads of the stored documents they need."""
         for number in read_order(self._bindings):
             plan, interval = self._bindings[number], self._intervals[number]
-            if interval is None or not isinstance(plan.kind, Documents):
+            if interval is None or not isinstance(plan.kind, DocumentsKind):
                 continue
             combining = self._stack.enter_context(SpillingCombiner(plan.kind.reducer))
             self._combining[number] = combining
             loads = not self._spec.bindings[number].delta_updates and not isinstance(
-                interval, Contents | Rewrite
+                interval, ContentsInterval | RewriteInterval
             )
             for table in self._read(number, interval):
                 yield from _loads(number, combining.add(self._in_key_range(table)), loads=loads)
@@ -155,23 +157,23 @@ class TransactionInput:
 
     def _requests(self, number: int, interval: Interval) -> Iterator[Store]:
         plan, spec = self._bindings[number], self._spec.bindings[number]
-        if isinstance(interval, Rewrite) and self._must_truncate(plan, spec, interval):
+        if isinstance(interval, RewriteInterval) and self._must_truncate(plan, spec, interval):
             yield Store.truncate(number)
         match plan.kind:
-            case Rows(key):
+            case RowsKind(key):
                 tables = self._rows.pop(number, None) or self._read(number, interval)
                 for updates in tables:
                     rows = self._last_rows(plan, spec, updates, interval, key)
                     yield from _stores(number, spec, rows)
-            case Documents() as kind:
-                known = not isinstance(interval, Rewrite) or interval.before is None
+            case DocumentsKind() as kind:
+                known = not isinstance(interval, RewriteInterval) or interval.before is None
                 for stores in self._documents(
                     self._combining[number], plan, spec, kind, known=known
                 ):
                     yield from stores.requests(number, delta=spec.delta_updates)
 
     def _must_truncate(
-        self, plan: BindingPlan, spec: MaterializationBinding, interval: Rewrite
+        self, plan: BindingPlan, spec: MaterializationBinding, interval: RewriteInterval
     ) -> bool:
         """Return whether the resource must be truncated first, because its keys are unknown.
 
@@ -212,7 +214,7 @@ class TransactionInput:
         rows = select_last_rows(updates, key, collection=plan.bound.name)
         if self._key_range != WHOLE and len(rows):
             rows = rows.filter(_within(rows.packed_keys, self._key_range))
-        if isinstance(interval, Rewrite) or spec.delta_updates:
+        if isinstance(interval, RewriteInterval) or spec.delta_updates:
             rows = rows.as_new()
         return rows if plan.deletes else rows.filter(pc.invert(rows.deletes))
 
@@ -221,7 +223,7 @@ class TransactionInput:
         combining: SpillingCombiner,
         plan: BindingPlan,
         spec: MaterializationBinding,
-        kind: Documents,
+        kind: DocumentsKind,
         *,
         known: bool,
     ) -> Iterator["_Documents"]:

@@ -26,7 +26,7 @@ from pyspark.sql.types import BinaryType, DecimalType, StructField, StructType
 from penstock.data import DIFF, TIME
 from penstock.data.packed import key_hashes, pack
 from penstock.errors import PenstockError, TransientError, UsageError
-from penstock.materialize.binding_kind import BindingPlan, Documents, Rows
+from penstock.materialize.binding_kind import BindingPlan, DocumentsKind, RowsKind
 from penstock.materialize.checkpoint import NOTHING
 from penstock.materialize.commit_barrier import CommitBarrier, CommitCoordinator, CommitNotRecorded
 from penstock.materialize.driver_channel import (
@@ -44,7 +44,13 @@ from penstock.materialize.interval_reader import (
     split_at_keys,
     updates_to_documents,
 )
-from penstock.materialize.intervals import Changes, Contents, Interval, Rewrite, missing_interval
+from penstock.materialize.intervals import (
+    ChangesInterval,
+    ContentsInterval,
+    Interval,
+    RewriteInterval,
+    missing_interval,
+)
 from penstock.materialize.row_encoder import encode_documents, encode_fields
 from penstock.materialize.run_certificate import run_certificate
 from penstock.materialize.shard import ShardPlan, run_shard
@@ -252,7 +258,7 @@ class SparkRunner:
     def _input(self, plan: BindingPlan, interval: Interval, upper: int) -> DataFrame:
         """Return the input of a Spark task: updates of rows, or documents with order columns."""
         rows, kind = self._rows(plan, interval), plan.kind
-        if isinstance(kind, Rows):
+        if isinstance(kind, RowsKind):
             return rows
         schema, name = self._input_schema(plan, kind, upper), plan.bound.name
         if kind.native is not None:
@@ -272,7 +278,7 @@ class SparkRunner:
         self,
         rows: DataFrame,
         name: str,
-        kind: Documents,
+        kind: DocumentsKind,
         native: NativePlan,
         schema: StructType,
     ) -> DataFrame:
@@ -293,7 +299,7 @@ class SparkRunner:
 
         return aggregate_rows(rows, native).mapInArrow(to_input, schema)
 
-    def _input_schema(self, plan: BindingPlan, kind: Documents, upper: int) -> StructType:
+    def _input_schema(self, plan: BindingPlan, kind: DocumentsKind, upper: int) -> StructType:
         stored = self._empty(plan, upper).schema
         names = [name for name in sort_columns(kind) if name not in COMBINED.names]
         order = [
@@ -315,7 +321,7 @@ class SparkRunner:
         )
 
     def _nothing(self, plan: BindingPlan, upper: int) -> StructType:
-        if isinstance(plan.kind, Documents):
+        if isinstance(plan.kind, DocumentsKind):
             return self._input_schema(plan, plan.kind, upper)
         return self._empty(plan, upper).schema
 
@@ -328,13 +334,13 @@ class SparkRunner:
     def _rows(self, plan: BindingPlan, interval: Interval) -> DataFrame:
         scanner, collection = self._scanner(plan.url), plan.collection
         match interval:
-            case Changes(lower, upper):
+            case ChangesInterval(lower, upper):
                 return scanner.changes(scan_changes(collection, lower, upper))
-            case Contents(as_of) | Rewrite(None, as_of):
+            case ContentsInterval(as_of) | RewriteInterval(None, as_of):
                 return _added(scanner.contents(scan_snapshot(collection, as_of)), as_of)
-            case Rewrite(before, as_of):
+            case RewriteInterval(before, as_of):
                 now = scanner.contents(scan_snapshot(collection, as_of))
-                if not isinstance(plan.kind, Rows) or before is None:
+                if not isinstance(plan.kind, RowsKind) or before is None:
                     return _added(now, as_of)
                 key = list(plan.kind.key)
                 was = scanner.contents(scan_snapshot(collection, before))
@@ -355,7 +361,7 @@ def _timed(rows: DataFrame, time: int) -> DataFrame:
     return rows.withColumn(TIME, F.lit(time).cast("long"))
 
 
-def _widened(column: str, kind: Documents) -> DecimalType | None:
+def _widened(column: str, kind: DocumentsKind) -> DecimalType | None:
     """Return the type of a sum column, which is wider than its input; None for other columns."""
     native = kind.native
     summed = native is not None and native.aggregates.get(column) is Aggregate.SUM
@@ -364,14 +370,14 @@ def _widened(column: str, kind: Documents) -> DecimalType | None:
 
 def _sorted_by(plan: BindingPlan) -> Sequence[str]:
     match plan.kind:
-        case Rows(key):
+        case RowsKind(key):
             return key
-        case Documents() as kind:
+        case DocumentsKind() as kind:
             return sort_columns(kind)
 
 
 def _stored(plan: BindingPlan, interval: Interval) -> pa.Schema:
-    as_of = interval.upper - 1 if isinstance(interval, Changes) else interval.as_of
+    as_of = interval.upper - 1 if isinstance(interval, ChangesInterval) else interval.as_of
     return stored_columns_of(schema_as_of(plan.collection, max(as_of, 0)))
 
 
@@ -387,9 +393,9 @@ class _SparkBatches:
     def __call__(self, number: int, interval: Interval) -> Iterator[pa.Table]:
         plan = self._bindings[number]
         match plan.kind:
-            case Rows(key):
+            case RowsKind(key):
                 return split_at_keys(self._of(number, _stored(plan, interval)), key)
-            case Documents():
+            case DocumentsKind():
                 return self._of(number, COMBINED)
 
     def drain(self) -> None:
@@ -434,9 +440,9 @@ def _with_shards(
 
 def _packed(rows: pa.Table, plan: BindingPlan) -> pa.BinaryArray:
     match plan.kind:
-        case Documents():
+        case DocumentsKind():
             return rows.column("key").combine_chunks()
-        case Rows(key):
+        case RowsKind(key):
             schema = stored_columns_of(plan.collection.schemas[-1])
             keys = rows.select(key).cast(pa.schema([schema.field(name) for name in key]))
             return pack(encode_fields(keys, key))

@@ -14,9 +14,9 @@ from typing import Any, Final, Self
 import xxhash
 
 from penstock.errors import Problem, UsageError, similar
-from penstock.materialize.binding_kind import BindingKind, Documents, Rows
+from penstock.materialize.binding_kind import BindingKind, DocumentsKind, RowsKind
 from penstock.materialize.checkpoint import path_text
-from penstock.materialize.connector_client import Connection
+from penstock.materialize.connector_client import ConnectorConnection
 from penstock.materialize.layout import Layout, layout_of
 from penstock.pipeline import BindingSection, MaterializationSection
 from penstock.protocol.field_selection import FieldPreferences, select_fields
@@ -155,9 +155,9 @@ class BuiltSpec:
         """Return the hash of the columns if all of them identify a row, else an empty text."""
         _, kind = self.described[number]
         standard = not self.spec.bindings[number].delta_updates
-        return kind.columns if standard and isinstance(kind, Documents) else ""
+        return kind.columns if standard and isinstance(kind, DocumentsKind) else ""
 
-    def apply(self, connection: Connection, *, dry_run: bool = False) -> str:
+    def apply(self, connection: ConnectorConnection, *, dry_run: bool = False) -> str:
         """Apply the specification; return a description of the actions.
 
         With `dry_run`, the connector only describes the actions. Apply creates absent resources,
@@ -176,7 +176,7 @@ def build(
     name: str,
     section: MaterializationSection,
     described: list[DescribedCollection],
-    connection: Connection,
+    connection: ConnectorConnection,
     *,
     append_only: Collection[str] = (),
     is_replaced: Callable[[int, tuple[str, ...]], bool] = lambda number, path: False,
@@ -232,7 +232,7 @@ def build(
 
 
 def _validate_replaced(
-    request: Validate, replaced: Collection[int], connection: Connection
+    request: Validate, replaced: Collection[int], connection: ConnectorConnection
 ) -> tuple[ValidatedBinding, ...]:
     bindings = tuple(
         replace(binding, replaces=number in replaced)
@@ -247,7 +247,7 @@ def _check_resources(
     request: Validate,
     answers: Sequence[ValidatedBinding],
     replaced: Collection[int],
-    connection: Connection,
+    connection: ConnectorConnection,
 ) -> None:
     """Reject mismatched resources that only a backfill with --allow-drop can repair."""
     refused = {
@@ -345,7 +345,7 @@ def _check_keys(
     answers: Sequence[ValidatedBinding],
 ) -> None:
     for number, ((collection, kind), answer) in enumerate(zip(described, answers, strict=True)):
-        if isinstance(kind, Documents) and kind.keyless and not answer.delta_updates:
+        if isinstance(kind, DocumentsKind) and kind.keyless and not answer.delta_updates:
             raise IncompatibleCollection(
                 f'collection "{collection.collection}" has no key, and materialization "{name}" '
                 "stores its rows by key",
@@ -370,7 +370,7 @@ def _check_deletes(
     for binding, (collection, kind), answer in zip(
         section.bindings, described, answers, strict=True
     ):
-        deletes = isinstance(kind, Rows) or kind.counted
+        deletes = isinstance(kind, RowsKind) or kind.counted
         if (
             deletes
             and binding.delete == "hard"
@@ -440,7 +440,7 @@ def resources_of(section: MaterializationSection) -> list[str]:
 
 
 def check_config(
-    name: str, section: MaterializationSection, connection: Connection
+    name: str, section: MaterializationSection, connection: ConnectorConnection
 ) -> Sequence[Mapping[str, Any]]:
     """Check the file against the schemas of the connector, and return the resource configs.
 

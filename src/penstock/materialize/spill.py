@@ -164,7 +164,7 @@ class SpillingCombiner:
         """
         last = self._sorted()
         self._loaded = [(batch.column("key"), batch.column("document")) for batch in last]
-        runs = [_Run(batch) for batch in (*self._runs_file, *last)]
+        runs = [_SortedRun(batch) for batch in (*self._runs_file, *last)]
         for batch in self.combined():
             for rows, loaded in _aligned(batch, runs, self._step):
                 self._check(rows["key"], loaded["key"])
@@ -229,7 +229,7 @@ class _SpillFile:
             self._file = None
 
 
-class _Run:
+class _SortedRun:
     """Unread remainder of a sorted run of loaded documents."""
 
     def __init__(self, rows: pa.RecordBatch) -> None:
@@ -241,7 +241,7 @@ class _Run:
 
 
 def _aligned(
-    batch: pa.RecordBatch, runs: Iterable[_Run], most: int
+    batch: pa.RecordBatch, runs: Iterable[_SortedRun], most: int
 ) -> Iterator[tuple[pa.Table, pa.Table]]:
     """Yield `batch` and the loaded documents of its keys, in parts of about `most` bytes.
 

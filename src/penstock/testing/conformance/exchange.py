@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Final, NoReturn, TypeVar
 
-from penstock.materialize.connector_client import Stream
+from penstock.materialize.connector_client import ConnectorStream
 from penstock.materialize.errors import ConnectorError
 from penstock.protocol.errors import ProtocolError
 from penstock.protocol.messages import Load, Loaded, Request, Response, Store
@@ -24,7 +24,9 @@ _T = TypeVar("_T", bound=Response)
 class Exchange:
     """Transactions stream of a check."""
 
-    def __init__(self, stream: Stream, patience_s: float, record: Callable[[str], None]) -> None:
+    def __init__(
+        self, stream: ConnectorStream, patience_s: float, record: Callable[[str], None]
+    ) -> None:
         self._stream = stream
         self._patience_s = patience_s
         self._record = record

@@ -11,7 +11,7 @@ from typing import Any
 
 from penstock.clock import SYSTEM_CLOCK
 from penstock.errors import PenstockError
-from penstock.materialize.connector_client import Connection
+from penstock.materialize.connector_client import ConnectorConnection
 from penstock.protocol.messages import Validate, ValidateBinding, Validated
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import EXACTLY_ONCE, Config, Pattern, filled
@@ -41,7 +41,7 @@ class Peer:
         self._exchanges: list[Exchange] = []
 
     @property
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectorConnection:
         """Connection to the connector."""
         return self.connectors.connection()
 
@@ -74,7 +74,9 @@ class Peer:
         template = self.config.delta_resource if delta else None
         return json.dumps(filled(template or self.config.resource, name=name))
 
-    def exchange(self, *, checked: bool = True, connection: Connection | None = None) -> Exchange:
+    def exchange(
+        self, *, checked: bool = True, connection: ConnectorConnection | None = None
+    ) -> Exchange:
         """Return a new stream, before its first message."""
         stream = (connection or self.connection).transactions(checked=checked)
         number = len(self._exchanges) + 1
@@ -115,7 +117,7 @@ class Peer:
             raise Failed(f"Validated has {len(response.bindings)} bindings for {len(bindings)}")
         return response
 
-    def second_connection(self) -> Connection:
+    def second_connection(self) -> ConnectorConnection:
         """Return a connection to a second process with the same endpoint."""
         self.messages.append("▸ connect to a second process")
         return self.connectors.second_connection()

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from penstock.clock import SYSTEM_CLOCK, Clock
 from penstock.errors import UsageError
-from penstock.materialize.connector_client import Connection, connect
+from penstock.materialize.connector_client import ConnectorConnection, connect
 from penstock.materialize.errors import ConnectorError
 from penstock.testing.conformance.check import Failed, Need, Skipped
 from penstock.testing.conformance.config import Config, filled
@@ -51,13 +51,13 @@ class Connectors:
         self._clock = clock
         self._processes: list[subprocess.Popen[bytes]] = []
         self._main: subprocess.Popen[bytes] | None = None
-        self._connection: Connection | None = None
-        self._other: tuple[subprocess.Popen[bytes], Connection] | None = None
+        self._connection: ConnectorConnection | None = None
+        self._other: tuple[subprocess.Popen[bytes], ConnectorConnection] | None = None
         self._logs: list[Path] = []
         self.hide: Callable[[str], str] = hider(config)
         """Function that redacts secrets in displayed text."""
 
-    def connection(self) -> Connection:
+    def connection(self) -> ConnectorConnection:
         """Return a connection to the connector; start the connector if it does not run."""
         if self.config.command and (self._main is None or self._main.poll() is not None):
             if self._main is not None:
@@ -69,7 +69,7 @@ class Connectors:
             self._connection = connect(self._address, self.config.security)
         return self._connection
 
-    def second_connection(self) -> Connection:
+    def second_connection(self) -> ConnectorConnection:
         """Return a connection to a second, lasting process with the same endpoint."""
         if not self.config.command:
             raise Skipped(Need.COMMAND.value)
@@ -151,7 +151,7 @@ class Connectors:
         lines = process.stdout.decode().splitlines()
         return [_row(line, self.hide) for line in lines if line.strip()]
 
-    def _start(self, address: str) -> tuple[subprocess.Popen[bytes], Connection]:
+    def _start(self, address: str) -> tuple[subprocess.Popen[bytes], ConnectorConnection]:
         port = address.rpartition(":")[2]
         log = self._folder / f"connector-{len(self._logs)}.log"
         self._logs.append(log)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from penstock.materialize.connector_client import Connection
+from penstock.materialize.connector_client import ConnectorConnection
 from penstock.protocol.connector_state import combine_state
 from penstock.protocol.key_range import KeyRange
 from penstock.protocol.messages import (
@@ -49,7 +49,9 @@ class Stored:
 class Shard:
     """Stream of a task for a key range."""
 
-    def __init__(self, task: "Task", key_range: KeyRange, connection: Connection | None) -> None:
+    def __init__(
+        self, task: "Task", key_range: KeyRange, connection: ConnectorConnection | None
+    ) -> None:
         self.task = task
         self.peer = task.peer
         self.key_range = key_range

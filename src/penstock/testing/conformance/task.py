@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from penstock.materialize.connector_client import Connection
+from penstock.materialize.connector_client import ConnectorConnection
 from penstock.materialize.errors import ConnectorError, ConnectorUnreachable
 from penstock.protocol.connector_state import EMPTY
 from penstock.protocol.key_range import WHOLE, KeyRange
@@ -100,7 +100,7 @@ class Task:
         self,
         key_range: KeyRange = WHOLE,
         *,
-        connection: Connection | None = None,
+        connection: ConnectorConnection | None = None,
         acknowledge: bool = True,
     ) -> Shard:
         """Return an opened stream for these keys, ready to load and store."""
