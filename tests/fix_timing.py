@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ _failed: dict[str, bool] = {}
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> "pytest.TestReport":
-    report: pytest.TestReport = yield
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
     if any(marker.kwargs.get("reason") for marker in item.iter_markers("timing")):
         report.user_properties.append(("timing", True))
     return report

@@ -21,6 +21,7 @@ from penstock.cli.log_format import FieldsFormatter
 from penstock.cli.main import app
 from penstock.errors import Fenced
 from penstock.telemetry import fields
+from tests.process_pipes import stdout_of
 
 SETTINGS = persist.Settings(background=False, notify="")
 
@@ -35,7 +36,7 @@ def penstock(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, object]]:
+def lines(result: subprocess.CompletedProcess[str]) -> list[dict[str, Any]]:
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]
 
@@ -148,12 +149,12 @@ def test_tail_prints_changes_of_writer_in_other_process(words):
         text=True,
     )
     try:
-        assert json.loads(follower.stdout.readline())["mz_timestamp"] == 4
+        assert json.loads(stdout_of(follower).readline())["mz_timestamp"] == 4
         with persist.open(words, writer="w") as client:
             found = client.collection("words")
             for time in range(5, 8):
                 found.compare_and_append([(("new", time), time, 1)], time, time + 1)
-                told = json.loads(follower.stdout.readline())
+                told = json.loads(stdout_of(follower).readline())
                 assert (told["mz_timestamp"], told["value"]) == (time, time)
     finally:
         follower.kill()
@@ -243,7 +244,7 @@ def kill_writer(url):
         stdout=subprocess.PIPE,
         text=True,
     )
-    assert child.stdout.readline() == "open\n"
+    assert stdout_of(child).readline() == "open\n"
     os.kill(child.pid, signal.SIGKILL)
     child.communicate()
 

@@ -18,6 +18,7 @@ from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state_store import PAUSED, StateStore
 from penstock.supervisor import Supervisor, Task
 from penstock.supervisor.status import SourceStatus
+from tests.process_pipes import stdout_of
 
 SOURCE = {"postgres": {"url": "postgresql://nobody@127.0.0.1:1/none", "tables": ["public.a"]}}
 DESK = {
@@ -144,7 +145,7 @@ def start_owner(lake, name):
     owner = subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    assert owner.stdout.readline() == "open\n"
+    assert stdout_of(owner).readline() == "open\n"
     return owner
 
 

@@ -71,7 +71,7 @@ def test_init_writes_pipeline_file_that_runs_without_password_in_it(
         text.replace(f"# {database.name}.public.journal:", f"{database.name}.public.journal:")
     )
     pipeline = load("shop.yaml", {variable: password})
-    assert len(pipeline.sources[database.name].postgres.tables or ()) == 7
+    assert len(pipeline.sources[database.name].config.tables or ()) == 7
     assert len(pipeline.materializations["local"].bindings) == 7
     assert pipeline.collections[f"{database.name}.public.journal"].key == "row"
 
@@ -93,7 +93,7 @@ def test_init_of_server_that_is_not_ready_writes_statements_to_run(database, tmp
     text, errors = printed.out, printed.err
     path = tmp_path / "shop.yaml"
     path.write_text(text)
-    tables = load(path, {}).sources[database.name].postgres.tables
+    tables = load(path, {}).sources[database.name].config.tables
     assert [str(table.name) for table in tables or ()] == ["public.orders", "public.whole"]
     assert f"#   Run: ALTER ROLE {role} REPLICATION;" in text
     assert f"#   Run: GRANT SELECT ON public.orders TO {role};" in text
@@ -115,7 +115,7 @@ def test_init_without_replicable_table_writes_file_without_sources(database, tmp
     database.sql('ALTER TABLE "a\nb: \u2028" REPLICA IDENTITY FULL')
     init(database.url(), tmp_path / "one.yaml")
     pipeline = load(tmp_path / "one.yaml", {})
-    (table,) = pipeline.sources[database.name].postgres.tables or ()
+    (table,) = pipeline.sources[database.name].config.tables
     assert table.name == TableName("public", "a\nb: \u2028")
     assert list(pipeline.collections) == [f'{database.name}.public.U&"a\\000Ab: \\2028"']
 
@@ -144,7 +144,7 @@ def test_init_lists_partitioned_table_instead_of_its_partitions(database, tmp_pa
     database.sql("CREATE TABLE parted (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     database.sql("CREATE TABLE part PARTITION OF parted FOR VALUES FROM (0) TO (9)")
     init(database.url(), tmp_path / "parted.yaml")
-    tables = load(tmp_path / "parted.yaml", {}).sources[database.name].postgres.tables
+    tables = load(tmp_path / "parted.yaml", {}).sources[database.name].config.tables
     expected = "public.parted" if major(database) >= 13 else "public.part"
     assert [str(table.name) for table in tables or ()] == [expected]
 

@@ -110,7 +110,10 @@ def test_read_of_damaged_location_raises_corruption_with_object_key(location):
     newest_rollup = objects(folder, "rollup")[-1]
     rolled = int(newest_rollup.name)
     needed = [newest_rollup, *objects(folder, "batch")]
-    needed += [p for p in objects(folder, "log") if entry_number(key_of(p, folder)) >= rolled]
+    for path in objects(folder, "log"):
+        number = entry_number(key_of(path, folder))
+        assert number is not None
+        needed += [path] if number >= rolled else []
     assert len(needed) > 3
     for path in needed:
         contents = path.read_bytes()

@@ -136,15 +136,15 @@ def test_partial_join_ignores_checkpoint_from_before_the_split(sql: Sql) -> None
         quarters = [*LOWER.split(), *UPPER.split()]
         for held in [table.install(part) for part in quarters]:
             table.commit(held, b"after")
-        held = {part: table.install(part) for part in (LOWER, UPPER)}
-        assert [each.checkpoint for each in held.values()] == [b"", b""]
+        halves = {part: table.install(part) for part in (LOWER, UPPER)}
+        assert [fence.checkpoint for fence in halves.values()] == [b"", b""]
         # A second install without a commit in between inherits nothing either.
         again = table.install(LOWER)
         assert again.checkpoint == b""
         assert len(table.rows()) == 3
         table.commit(again, b"lower")
         assert table.install(quarters[0]).checkpoint == b"lower"
-        table.commit(held[UPPER], b"upper")
+        table.commit(halves[UPPER], b"upper")
         assert table.install(UPPER).checkpoint == b"upper"
 
 

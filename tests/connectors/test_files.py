@@ -447,6 +447,7 @@ def test_committed_staged_transactions_are_applied_once_across_crashes(
             transactor.store(iter(batches))
             update = transactor.start_commit(b"checkpoint")
             if last_step != "staged":
+                assert update is not None
                 task.state = combine_state(task.state, update)
                 added = [doc(key, n) for key, n in stored.items() if n is not None]
                 retained = [row for row in expected if delta or row["id"] not in stored]
@@ -510,7 +511,8 @@ def test_plain_files_recreated_resource_rejects_older_stream(tmp_path: Path):
     task = Task(tmp_path, "plain-files")
     with task.serve() as first, task.serve() as second:
         task.apply(first)
-        for _ in range(3):
+        older = task.open(first)
+        for _ in range(2):
             older = task.open(first)
         older.load()
         second.delete(Apply(task.spec, "v1"))

@@ -174,7 +174,11 @@ def test_sqlite_stores_updates_and_deletes_rows(path):
     target = Target(path, a_string=KINDS["a_string"])
     target.apply()
     stream = target.open()
-    first = [{"id": 1, "a_string": "a"}, {"id": 2, "a_string": "b"}, {"id": 3}]
+    first: list[dict[str, Any]] = [
+        {"id": 1, "a_string": "a"},
+        {"id": 2, "a_string": "b"},
+        {"id": 3},
+    ]
     target.commit(stream, target.documents(*first))
     assert target.load(stream, 3, 1, 7) == [first[2], first[0]]
     # `exists` is only a hint, and wrong in this case.

@@ -114,6 +114,8 @@ class Writer:
             case "committed":
                 assert isinstance(stream.receive(), StartedCommit)
                 self.at += 1
+            case _:
+                raise AssertionError(name)
 
     def transaction(self) -> None:
         for name in STEPS[1:]:

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from threading import Event as Never
+from typing import Any
 
 from penstock import persist
 from penstock.clock import SYSTEM_CLOCK
@@ -196,7 +197,7 @@ class Round:
         hold = "no" if role == "reader" and self.chance.randrange(2) else "yes"
         return self._child(role, seed=self.chance.getrandbits(32), hold=hold)
 
-    def _child(self, role: str, *, failpoints: str = "", **options: object) -> Child:
+    def _child(self, role: str, *, failpoints: str = "", **options: Any) -> Child:
         self.number += 1
         who = f"{role}-{self.number}"
         self.recorder.note("started", of=who, failpoints=failpoints, **options)
@@ -415,6 +416,8 @@ def _count(event: Event, tally: Tally) -> None:
             tally.observations["snapshots"] += 1
         case {"event": "changes"}:
             tally.observations["batches of changes"] += 1
+        case _:
+            pass
 
 
 def main() -> int:

@@ -169,7 +169,7 @@ def rollup_points_at_entries() -> Iterator[None]:
         collections = state.collections
         for id, collection in collections.items():
             collections = collections.set(id, _pointing(collection))
-        return encode_rollup(state_module.replace(state, collections=collections))
+        return encode_rollup(structs.replace(state, collections=collections))
 
     def part(self: Batches, part: Any, schema: Any) -> Any:
         if isinstance(part, Inline) and part.rows.startswith(b"@"):

@@ -69,10 +69,10 @@ class HookBlob:
 
     def __init__(self, inner: Blob) -> None:
         self.inner = inner
-        self.before: Callable[[str, str, bytes], None] | None = None
+        self.before: Callable[[str, str, bytes], bool] | None = None
         """Hook, called with operation, key and bytes. It is disarmed while it runs."""
 
-        self.after: Callable[[str, str, bytes], None] | None = None
+        self.after: Callable[[str, str, bytes], bool] | None = None
         self.dead = False
 
     @property
@@ -121,7 +121,9 @@ class HookBlob:
         return bool(hook(verb, key, data))
 
 
-def once(verb: str, prefix: str, deed: Callable[[bytes], object]) -> Callable[..., bool]:
+def once(
+    verb: str, prefix: str, deed: Callable[[bytes], object]
+) -> Callable[[str, str, bytes], bool]:
     """Return a hook that runs `deed` once, at the first `verb` on a key with `prefix`."""
 
     def hook(operation: str, key: str, data: bytes) -> bool:

@@ -104,6 +104,7 @@ def test_fault_at_failpoint_loses_duplicates_and_leaks_nothing(
     reads = point in READERS
     if reads:
         work(url, folder, "before", ["append", "append words 100"])
+    options: dict[str, Any] = {} if reads else {"writer": "a"}
     child = Child(
         "puppet",
         "tripped",
@@ -111,7 +112,7 @@ def test_fault_at_failpoint_loses_duplicates_and_leaks_nothing(
         folder,
         failpoints=f"{point}={action}@{LATER.get(point, 1)}",
         settings=json.dumps(QUICK).replace(" ", ""),
-        **({} if reads else {"writer": "a"}),
+        **options,
     )
     try:
         answers = [child.receive()]

@@ -9,6 +9,7 @@ from penstock.durable.location import open_blob
 from penstock.durable.temp_names import new_name
 from tests.durable.children import contents_of, line_of, names_in, started
 from tests.durable.eager_clock import EagerClock
+from tests.process_pipes import stdout_of
 
 
 def test_killed_file_writer_leaves_all_acknowledged_objects_complete(tmp_path: Path) -> None:
@@ -22,7 +23,7 @@ def test_killed_file_writer_leaves_all_acknowledged_objects_complete(tmp_path: P
                 acknowledged.add(int(rest))
         child.kill()
         # SUBTLE: not `communicate`, which skips output that was read ahead of the last line.
-        said = child.stdout.read()
+        said = stdout_of(child).read()
         child.communicate()
         acknowledged |= {
             int(line.split()[1]) for line in said.splitlines() if line.startswith("acknowledged ")

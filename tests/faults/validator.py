@@ -177,7 +177,7 @@ class _Check:
                     f"object {key} is damaged: {reason}",
                 )
         for id, found in (self.final or {}).items():
-            rows = Counter(found["contents"])
+            rows: Counter[Any] = Counter(found["contents"])
             for datum, _, diff in found["unsealed"]:
                 rows[datum] += diff
             self._reading(f"collection {id} at the end", id, rows, beyond=None)

@@ -1,6 +1,7 @@
 """Apply and Validate of the Postgres connector: lossless changes, or a rejection."""
 
 import base64
+from typing import Any
 
 import pytest
 
@@ -41,7 +42,7 @@ def columns(database: Database, table: str = "sink.things") -> list[tuple[str, s
     )
 
 
-def everything(database: Database) -> list[tuple]:
+def everything(database: Database) -> list[tuple[Any, ...]]:
     """Return the catalog rows that a dry run must not change."""
     return database.sql(
         "SELECT n.nspname, c.relname, c.relfilenode, a.attname, a.xmin::text FROM pg_class c "

@@ -17,7 +17,7 @@ TEXTS = st.none() | st.text(st.characters(exclude_categories=["Cs"]), max_size=6
     st.integers(0, 4),
 )
 def test_csv_of_columns_round_trips_and_distinguishes_empty_from_null(
-    rows: list[tuple], skipped: int
+    rows: list[tuple[bytes | None, bool | None, str | None]], skipped: int
 ) -> None:
     types = (pa.binary(), pa.bool_(), pa.string())
     columns = [

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -23,14 +24,16 @@ CASES = {
 }
 
 
-def field(*types: str, key: bool = False, annotations: dict | None = None, **string) -> Field:
+def field(
+    *types: str, key: bool = False, annotations: dict[str, Any] | None = None, **string: Any
+) -> Field:
     known = StringInference(**string) if string else None
     inference = Inference(types, known, exists=Exists.MUST)
     return Field("f", "/f", kind_of(inference), inference, key, {}, annotations or {})
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
-def test_column_type_equals_type_of_vector(case: dict) -> None:
+def test_column_type_equals_type_of_vector(case: dict[str, Any]) -> None:
     json_type = case["input"]["json_type"]
     if json_type.endswith("as KEY"):
         fields = [

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import psycopg
 import pytest
@@ -41,7 +41,7 @@ def client(database: Database) -> ConnectorClient:
     return made
 
 
-def checkpoints(database: Database) -> list[tuple]:
+def checkpoints(database: Database) -> list[tuple[Any, ...]]:
     return database.sql("SELECT key_begin, fence, checkpoint FROM flow_checkpoints_v1 ORDER BY 1")
 
 
@@ -266,7 +266,7 @@ class Answering:
     def __init__(self, system: int | None, database: int, table: int | None) -> None:
         self.row = (system, database, table)
 
-    def query(self, text: str, parameters: object = None) -> list[tuple]:
+    def query(self, text: str, parameters: object = None) -> list[tuple[Any, ...]]:
         return [(True,)] if "has_function_privilege" in text else [self.row]
 
 
@@ -309,7 +309,8 @@ def test_condition_of_an_identity_holds_in_its_endpoint_alone(
     with closing(PostgresSession(server)) as reader:
         found = EndpointIdentity.read(reader, path)
         assert found.system is not None
-        changed = replace(found, **{part: 1}) if part else found
+        parts: dict[str, Any] = {part: 1} if part else {}
+        changed = replace(found, **parts)
         if not readable:
             changed = replace(changed, system=None)
         text, parameters = changed.condition()
@@ -360,7 +361,7 @@ def test_session_name_gives_the_range_of_its_own_materialization() -> None:
     ],
     ids=["nothing", "both", "a password beside", "no schema", "no port"],
 )
-def test_endpoint_with_missing_or_conflicting_address_is_rejected(endpoint: dict) -> None:
+def test_endpoint_with_missing_or_conflicting_address_is_rejected(endpoint: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"url|schema|port"):
         PostgresEndpoint.model_validate(endpoint)
 

@@ -6,6 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pyarrow as pa
@@ -291,7 +292,7 @@ ROWS = st.tuples(
 )
 
 
-def expected(key: tuple[int, str], values: tuple) -> dict:
+def expected(key: tuple[int, str], values: tuple[Any, ...]) -> dict[str, Any]:
     """Return the document of a row."""
     truth, integer, num, text, data, obj, inner, deep, odd = values
     document = {
@@ -333,7 +334,7 @@ def everything(lent: Database) -> Iterator[tuple[Transactor, Binding[PostgresRes
 @settings(max_examples=60)
 @given(st.lists(ROWS, max_size=8, unique_by=lambda row: row[0]), st.booleans())
 def test_documents_assembled_from_columns_round_trip(
-    everything: tuple[Transactor, Binding[PostgresResource]], rows: list, exists: bool
+    everything: tuple[Transactor, Binding[PostgresResource]], rows: list[Any], exists: bool
 ) -> None:
     writer, binding = everything
 
@@ -347,7 +348,7 @@ def test_documents_assembled_from_columns_round_trip(
     assert loaded_documents == {key: expected(key, values) for key, values in rows}
 
 
-def packed(values: tuple) -> tuple:
+def packed(values: tuple[Any, ...]) -> tuple[Any, ...]:
     """Return wire values: bytes as base64, objects as encoded JSON."""
     *first, data, obj, inner, deep, odd = values
     data = None if data is None else base64.b64encode(data).decode()
@@ -531,7 +532,7 @@ def test_uncommitted_rows_are_not_visible_and_cancel_rolls_back(
     assert database.sql("SELECT id, s FROM things") == [(1, "old")]
 
 
-def sessions(database: Database) -> list[tuple]:
+def sessions(database: Database) -> list[tuple[Any, ...]]:
     return database.sql(
         "SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'penstock:%' "
         "AND datname = current_database()"

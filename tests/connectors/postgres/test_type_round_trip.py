@@ -1,9 +1,9 @@
 """Round trip of every value of every type from Postgres to Postgres."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Final, Self
 
 import psycopg
 import pyarrow as pa
@@ -36,7 +36,7 @@ from tests.sources.postgres.types.torture import (
     known_to,
 )
 
-KINDS = {
+KINDS: Final[Mapping[str, tuple[str, Callable[[str], object]]]] = {
     "boolean": ("boolean", lambda text: text == "t"),
     "smallint": ("integer", int),
     "integer": ("integer", int),
@@ -66,7 +66,7 @@ class PrintedTable:
             f'CASE WHEN "{name}" IS DISTINCT FROM NULL THEN concat("{name}") END, "{name}"::text'
             for name in types
         )
-        texts: dict[str, dict] = {name: {} for name in types}
+        texts: dict[str, dict[int, tuple[str | None, str | None]]] = {name: {} for name in types}
         for key, *pairs in database.sql(f"{PINNED} SELECT id, {printed} FROM {table} ORDER BY 1"):
             for name, pair in zip(types, zip(pairs[::2], pairs[1::2], strict=True), strict=True):
                 texts[name][key] = pair
@@ -83,7 +83,7 @@ class RoundTrip:
 
     before: PrintedTable
     after: PrintedTable
-    documents: dict[int, dict]
+    documents: dict[int, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -133,10 +133,14 @@ def value(case: Case, text: str | None) -> object:
 def test_values_and_types_round_trip_from_postgres_to_postgres(
     round_trip: RoundTrip, case: Case
 ) -> None:
-    after, before = round_trip.after.texts[case.name], round_trip.before.texts[case.name]
+    after: Mapping[int, object] = round_trip.after.texts[case.name]
+    before: Mapping[int, object] = round_trip.before.texts[case.name]
     if case.type == "xml":
         # The output of xml omits the encoding of the declaration; a cast to text keeps it.
-        after, before = ({key: pair[0] for key, pair in texts.items()} for texts in (after, before))
+        after, before = (
+            {key: pair[0] for key, pair in table.texts[case.name].items()}
+            for table in (round_trip.after, round_trip.before)
+        )
     assert after == before
     assert round_trip.after.types[case.name] == round_trip.before.types[case.name]
 
