@@ -16,7 +16,7 @@ import typer
 from penstock import __version__
 from penstock.cli.commands import LazyGroup
 from penstock.cli.log_format import log_to_stderr
-from penstock.cli.output import OutputFailed, discard_output, watch_output
+from penstock.cli.output import OutputFailed, discard_output, escape_controls, watch_output
 from penstock.cli.signals import FENCED, exit_in_time
 from penstock.errors import Fenced, PenstockError
 from penstock.extras import missing_extra
@@ -96,7 +96,8 @@ def _report(error: PenstockError) -> int:
     try:
         sys.stdout.flush()
     finally:
-        print("\n".join([f"error: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
+        lines = "\n".join([f"error: {error}", *getattr(error, "__notes__", [])])
+        print(escape_controls(lines), file=sys.stderr)
     return FENCED if isinstance(error, Fenced) else 1
 
 

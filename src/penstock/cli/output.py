@@ -1,4 +1,4 @@
-"""Errors of standard output: a closed pipe, or a full disk.
+"""Errors of standard output, such as a closed pipe or a full disk, and texts for a terminal.
 
 Click handles a broken pipe itself and exits with 1, and an `OSError` does not name its file.
 Therefore errors of standard output have a class of their own.
@@ -7,9 +7,14 @@ Therefore errors of standard output have a class of their own.
 import errno
 import io
 import os
+import re
 import sys
+from typing import Final
 
-__all__ = ["OutputFailed", "discard_output", "watch_output"]
+__all__ = ["OutputFailed", "discard_output", "escape_controls", "watch_output"]
+
+_CONTROLS: Final = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+"""Control characters except the newline."""
 
 
 class OutputFailed(Exception):
@@ -50,3 +55,8 @@ def discard_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())
     os.close(null)
+
+
+def escape_controls(text: str) -> str:
+    r"""Replace control characters with escapes such as `\x1b`; names of tables may have them."""
+    return _CONTROLS.sub(lambda char: repr(char[0])[1:-1], text)

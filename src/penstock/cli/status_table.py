@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from penstock.catalog import LocationStatus, StoredTask
+from penstock.cli.output import escape_controls
 from penstock.clock import SYSTEM_CLOCK
 from penstock.persist.state import END
 from penstock.progress.time import describe_time, format_time
@@ -28,16 +29,29 @@ def render(locations: Sequence[LocationStatus]) -> str:
     return capture.get()
 
 
+class _Table(Table):
+    """Table of texts with visible control characters."""
+
+    def add_row(self, *cells: str) -> None:  # type: ignore[override] # cells are texts only
+        super().add_row(*map(escape_controls, cells))
+
+
+def _print_line(console: Console, text: str) -> None:
+    console.print(escape_controls(text))
+
+
 def _render_location(console: Console, location: LocationStatus) -> None:
     owner = "no writer"
     if (writer := location.writer) is not None:
         owner = f'written by "{writer["id"]}", process {writer["pid"]} on {writer["host"]}'
         owner += f" since {writer['since']}"
-    console.print(f"{location.url}: epoch {location.epoch}, {owner}, {location.entries} entries")
+    _print_line(
+        console, f"{location.url}: epoch {location.epoch}, {owner}, {location.entries} entries"
+    )
     if (error := location.disk_error) is not None:
-        console.print(f"error: {error.message}. {error.detail} {error.hint}")
+        _print_line(console, f"error: {error.message}. {error.detail} {error.hint}")
     if location.collections:
-        table = Table(
+        table = _Table(
             "collection", "since", "upper", "batches", "updates", "bytes", "waits for", "error"
         )
         for collection in location.collections:
@@ -54,7 +68,7 @@ def _render_location(console: Console, location: LocationStatus) -> None:
         console.print(table)
     if sources := [task for task in location.tasks if isinstance(task.status, SourceStatus)]:
         listed = {collection["name"] for collection in location.collections}
-        table = Table(
+        table = _Table(
             "source", "phase", "at", "rows since start", "started", "behind", "slot holds",
             "waits for", "error",
         )  # fmt: skip
@@ -75,7 +89,7 @@ def _render_location(console: Console, location: LocationStatus) -> None:
         console.print(table)
     _render_materializations(console, location)
     if location.holds:
-        table = Table("hold", "kind", "age", "unchanged", "keeps")
+        table = _Table("hold", "kind", "age", "unchanged", "keeps")
         for hold in location.holds:
             sinces = hold["sinces"].items()
             retained = ", ".join(f"{name} from {_time(since)}" for name, since in sinces)
@@ -100,11 +114,11 @@ def _lag(source: SourceStatus) -> str:
 
 
 def _render_materializations(console: Console, location: LocationStatus) -> None:
-    table = Table(
+    table = _Table(
         "materialization", "phase", "upper", "lag", "documents since start", "bytes since start",
         "started", "last took", "waits for", "error",
     )  # fmt: skip
-    bindings = Table(
+    bindings = _Table(
         "materialization", "collection", "resource", "mode", "documents since start",
         "bytes since start", "",
     )  # fmt: skip
