@@ -261,20 +261,26 @@ _REASONS: Final = (
 
 _URL: Final = re.compile(r"\w+://(?:\S*@)?(?P<host>[^\s/?#()]*)[^\s()]*")
 
+_MAVEN_PLUGIN: Final = "org.apache.maven.plugins", "maven-dependency-plugin", "2.10"
+"""Last release of the plugin that copies an artifact without its POM and the parents of that."""
+
 _POM: Final = """
 <project>
   <modelVersion>4.0.0</modelVersion>
   <groupId>penstock</groupId><artifactId>jars</artifactId><version>1</version>
-  <dependencies>{}</dependencies>
+  <packaging>pom</packaging>
+  <build><plugins><plugin>
+    <groupId>{}</groupId><artifactId>{}</artifactId><version>{}</version>
+    <configuration><artifactItems>{}</artifactItems></configuration>
+  </plugin></plugins></build>
 </project>
 """
 
-_POM_DEPENDENCY: Final = """
-<dependency>
+_POM_ARTIFACT: Final = """
+<artifactItem>
   <groupId>{0.group}</groupId><artifactId>{0.name}</artifactId><version>{0.version}</version>
   <type>{0.packaging}</type><classifier>{0.classifier}</classifier>
-  <exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions>
-</dependency>
+</artifactItem>
 """
 
 _IVY: Final = """
@@ -293,11 +299,12 @@ _IVY_DEPENDENCY: Final = """
 
 def _maven_command(mvn: str, jars: Sequence[Jar], work: Path) -> list[str]:
     pom = work / "pom.xml"
-    pom.write_text(_POM.format("".join(map(_POM_DEPENDENCY.format, jars))))
+    artifacts = "".join(map(_POM_ARTIFACT.format, jars))
+    pom.write_text(_POM.format(*_MAVEN_PLUGIN, artifacts))
     # Without --update-snapshots, Maven does not request a jar again that was missing before.
     return [
         *(mvn, "--batch-mode", "--update-snapshots", f"--file={pom}"),
-        "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies",
+        f"{':'.join(_MAVEN_PLUGIN)}:copy",
         f"-DoutputDirectory={work / 'out'}",
     ]
 
